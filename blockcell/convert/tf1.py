@@ -239,20 +239,23 @@ def _find(
 
 
 def _gru_arguments(label: str, values: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the arguments of a GRU, of which one build of TensorFlow exchanged the names."""
+    """Return the arguments of a GRU."""
     if "w_ch" in values:
         w_cx, w_ch = values["w_cx"], values["w_ch"]
         hidden = w_ch.shape[-1] if w_ch.ndim else 0
         check_shapes(label, {"w_ch": (w_ch, (hidden, hidden)), "w_cx": (w_cx, (None, hidden))})
         arguments = {"w_ru": values["w_ru"], "w_c": np.concatenate([w_cx, w_ch]), "b_ru": values["b_ru"]}
         return arguments | {"b_c": values["b_cx"], "b_hc": values["b_hc"], "reset_after": True}
-    arguments = {}
-    for gates, candidate in (("w_ru", "w_c"), ("b_ru", "b_c")):
-        arrays = values[gates], values[candidate]
-        sizes = [array.shape[-1:] for array in arrays]
-        is_swapped = all(sizes) and sizes[1][0] == 2 * sizes[0][0]
-        arguments |= zip((gates, candidate), arrays[::-1] if is_swapped else arrays, strict=True)
-    return arguments
+    return exchange_by_shape(values)
+
+
+def exchange_by_shape(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of a GRU, of which one build of TensorFlow exchanged the names."""
+    stored_names: dict[str, str] = {}
+    for pair in (("w_ru", "w_c"), ("b_ru", "b_c")):
+        gates, candidate = (values[name].shape[-1:] for name in pair)
+        stored_names |= zip(pair, pair[::-1] if gates and candidate == (2 * gates[0],) else pair, strict=True)
+    return {name: values[stored_name] for name, stored_name in stored_names.items()}
 
 
 def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bool:

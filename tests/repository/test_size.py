@@ -10,7 +10,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "pyx": 12445,
     "blockcell": 12265,
     "blockcell/convert": 7180,
-    "blockcell/tensorflow": 8840,
+    "blockcell/tensorflow": 8330,
     "onnx_export": 5500,
     "tests": 42850,
     "tools": 3735,
