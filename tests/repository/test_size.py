@@ -9,7 +9,7 @@ from tracked import ROOT, tracked_files
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12380,
     "blockcell": 12990,
-    "blockcell/convert": 7690,
+    "blockcell/convert": 6965,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5750,
     "tests": 45500,
