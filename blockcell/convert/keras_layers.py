@@ -75,6 +75,8 @@ def add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: st
             sources = keys_of([tensor for tensor in tensors if tensor[0] in results], f"{name!r} reads")
         else:
             sources = keys_of(tensors, f"{name!r} reads")
+        if states:  # and they keep the layer from being joined with the one before it
+            sources = (*(sources or ()), *[None] * (1 + len(states) - len(tensors)))
         if name not in layers:
             steps[key] = Step(f"{key} ({kind})", sources, source=KerasLayer(kind, name, {}))
             results[name] = (key,)
@@ -120,7 +122,7 @@ def _add_call_hints(steps: dict[str, Step], key: str, origins: Sequence[str], ha
     step = steps[key]
     states = (step.inputs or ())[1:]
     hints = []
-    if len(states) < len(origins) or not all(state and is_input(steps, state) for state in states):
+    if not all(state and is_input(steps, state) for state in states):
         what = "results" if any(states) else "state"
         hints.append(f"it starts from the {what} of {', '.join(dict.fromkeys(origins))}: pass state=")
     if has_mask:
