@@ -5,7 +5,6 @@ Needed by: docs/performance.md
     python benchmarks/itself.py gains [--rounds 15]      # all threads beside one, float64 and float16 beside float32
     python benchmarks/itself.py padding                  # batches of rows that end early, beside those of full length
     python benchmarks/itself.py calls                    # small calls
-    python benchmarks/itself.py loop                     # a training loop in parts, beside PyTorch's if it is installed
     python benchmarks/itself.py streams                  # the slowest steps of a stream, and what they allocate
     python benchmarks/itself.py shares [--level v3]      # shares of the multiply-add ceiling, where arithmetic counts
     python benchmarks/itself.py tile [--level v3]        # multiply-adds a second of the register tile alone
@@ -19,7 +18,7 @@ tile a checkout that was built in place.  Prints Markdown.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import os
 import statistics
 import time
@@ -37,7 +36,7 @@ from candidates import LAYERS, start_worker
 from machine import CPUS, LEVELS, multiply_adds
 
 import blockcell
-from blockcell import LSTM, Bidirectional, Dense, Stack, _integer, loss, optim
+from blockcell import LSTM, Bidirectional, Dense, Stack, _integer
 from blockcell.optable import REALS
 from blockcell.quantization import KERNEL_FORMATS
 
@@ -157,73 +156,6 @@ def print_calls(options: argparse.Namespace) -> None:
         turns.print_row([name, f"{1e6 * statistics.median(times[name] for times in rounds[5:]):.2f}"])
 
 
-def make_our_step(T: int, B: int) -> Callable[[], Iterator[None]]:
-    """Return a step of the training loop in docs/layers.md, which stops after each part."""
-    (x, labels), memory = draw_batch(T, B), None
-    net = Stack([LSTM.init(1, 16, seed=1), Dense.init(16, 2, seed=2, last=True)])
-
-    def step() -> Iterator[None]:
-        nonlocal memory
-        logits, _, tape = net.forward(x)
-        yield
-        _, d_logits = loss.softmax_cross_entropy(logits, labels)
-        yield
-        _, _, grads = net.backward(tape, d_logits)
-        yield
-        weights, memory = optim.adam(net.weights, grads, memory, learning_rate=0.02)
-        yield
-        net.set_weights(**weights)
-        yield
-
-    return step
-
-
-def make_torch_step(T: int, B: int) -> Callable[[], Iterator[None]]:
-    """Return the same of PyTorch, which updates weights in place."""
-    import torch
-
-    x, labels = map(torch.from_numpy, draw_batch(T, B))
-    lstm, dense = torch.nn.LSTM(1, 16), torch.nn.Linear(16, 2)
-    adam = torch.optim.Adam([*lstm.parameters(), *dense.parameters()], lr=0.02)
-
-    def step() -> Iterator[None]:
-        logits = dense(lstm(x)[0][-1])
-        yield
-        mean = torch.nn.functional.cross_entropy(logits, labels)
-        yield
-        mean.backward()
-        yield
-        adam.step()
-        adam.zero_grad()
-        yield
-
-    return step
-
-
-def draw_batch(T: int, B: int) -> tuple[np.ndarray, np.ndarray]:
-    x = np.random.default_rng(0).uniform(-1, 1, (T, B, 1)).astype(np.float32)
-    return x, (x[0, :, 0] > 0).astype(int)
-
-
-def print_loop(options: argparse.Namespace) -> None:
-    """Print the microseconds of each part of a training step, in the loop, medians over its steps."""
-    parts = ("forward", "loss", "backward", "adam", "set_weights")
-    turns.print_heads(["T", "B", "", *parts, "step, us"])
-    makers = {"blockcell": make_our_step}
-    if importlib.util.find_spec("torch"):
-        makers["torch.nn"] = make_torch_step
-    for T, B in ((1, 1), (10, 8)):
-        steps = {name: make(T, B) for name, make in makers.items()}
-        stamps: dict[str, list[list[int]]] = {name: [] for name in steps}
-        for _, (name, step) in product(range(10), steps.items()):  # in turn
-            own = [[time.perf_counter_ns(), *(time.perf_counter_ns() for _ in step())] for _ in range(300)]
-            stamps[name] += own[30:]
-        for name, own in stamps.items():
-            shown = [f"{us:.1f}" for us in np.median(np.diff(own), axis=0) / 1e3]
-            whole = statistics.median(ticks[-1] - ticks[0] for ticks in own) / 1e3
-            turns.print_row([T, B, name, *shown, *[""] * (len(parts) - len(shown)), f"{whole:.0f}"])
-
-
 def print_streams(options: argparse.Namespace) -> None:
     """Print the times of steps of a stream, as Python sees them, and the bytes that a thousand steps allocate."""
     turns.print_heads(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
@@ -301,7 +233,6 @@ TABLES = {
     "padding": print_padding,
     "shares": print_shares,
     "calls": print_calls,
-    "loop": print_loop,
     "streams": print_streams,
     "tile": print_tile,
 }

@@ -3,7 +3,6 @@
 Needed by: docs/performance.md
 
     python benchmarks/scaling.py [--kinds LSTM] [--tasks inference] [--cells 64 256] [--batches 16]
-    python benchmarks/scaling.py --vary                      # plans that are wrong by a factor of three about costs
     python benchmarks/scaling.py --check                     # predictions for two threads beside two threads
     python benchmarks/scaling.py --busy [--rounds 5]         # two threads beside one: quiet, busy, between numpy's
 
@@ -201,32 +200,6 @@ def print_table(options: argparse.Namespace) -> None:
     )
 
 
-def print_variations(options: argparse.Namespace) -> None:
-    """Print shares of the best grid's speed, where costs in the plan are too low or too high by a factor of three."""
-    groups = (
-        "waking waking_each sleep_cost",
-        "barrier barrier_each",
-        "exchange",
-        "speed",
-        "read_speed",
-        "single_thread_limit",
-    )
-    points = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
-    measure([passes(*sizes) for *sizes, _ in points], options.cores)
-    print_heads(["what", "factor", "share of the best: mean", "lowest", "where"])
-    for group, factor in [("", 1.0), *itertools.product(groups, (1 / 3, 3.0))]:
-        changed = {name: np.multiply(COSTS[name], factor) for name in group.split()}
-        _cpu.use_machine(**COSTS | changed)
-        shares = []
-        for (*sizes, cores), barrier in itertools.product(points, BARRIERS):
-            result = speedups(passes(*sizes), cores, barrier)
-            shares.append((result["plan"] / result["best"], " ".join(map(str, (*sizes, cores)))))
-        lowest, where = min(shares)
-        mean = statistics.mean(share for share, _ in shares)
-        print_row([group or "as assumed", f"{factor:.2f}", f"{mean:.2f}", f"{lowest:.2f}", where])
-    _cpu.use_machine(**COSTS)
-
-
 def print_check(options: argparse.Namespace) -> None:
     """Compare calls on two threads as predicted, with the waiting that plans assume, and as measured: the fastest of
     some rounds, because a host may keep two virtual cores far apart for seconds at a time."""
@@ -296,7 +269,6 @@ def main() -> None:
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="B")
     parser.add_argument("--cores", type=int, nargs="+", default=CORES)
-    parser.add_argument("--vary", action="store_true", help="share of the best with other costs in the plan")
     parser.add_argument("--check", action="store_true", help="compare with two threads")
     parser.add_argument("--busy", action="store_true", help="compare two threads with one in three places")
     options = parser.parse_args()
@@ -305,7 +277,7 @@ def main() -> None:
         return
     _team.adapt(False)
     blockcell.set_num_threads(64)
-    (print_check if options.check else print_variations if options.vary else print_table)(options)
+    (print_check if options.check else print_table)(options)
 
 
 if __name__ == "__main__":

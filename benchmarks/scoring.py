@@ -8,9 +8,8 @@ Prints Markdown: seconds until the last h of every sequence is there, by one pro
 inputs, and lengths drawn evenly.
 
 * Scorer: as it comes.
-* torch, sorted: PackedSequences of sequences that are sorted by length; in order: of sequences as they come, which
-  PyTorch sorts within each (``enforce_sorted=False``).
-* onnxruntime, sorted and in order: padded batches with their lengths, for ONNX's own LSTM nodes.
+* torch: PackedSequences of sequences that are sorted by length.
+* onnxruntime: padded batches of such sequences, with their lengths, for ONNX's own LSTM nodes.
 
 PyTorch and onnxruntime have the batch of 16 to 256 that is best for each way on 512 sequences.  "Padding" is its share
 of the steps that a batch has.  Each way runs in a process of its own; they take turns, and rounds on a disturbed
@@ -51,9 +50,9 @@ def draw_lengths(number: int) -> list[int]:
     return np.random.default_rng(0).integers(SHORTEST, LONGEST + 1, number).tolist()
 
 
-def split_batches(lengths: list[int], batch: int, by_length: bool) -> list[Array]:
-    """Return the numbers of the sequences of each batch."""
-    order = np.argsort(lengths, kind="stable")[::-1] if by_length else np.arange(len(lengths))
+def split_batches(lengths: list[int], batch: int) -> list[Array]:
+    """Return the numbers of the sequences of each batch, the longest first."""
+    order = np.argsort(lengths, kind="stable")[::-1]
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
@@ -63,7 +62,7 @@ def make_scorer() -> Way:
     return lambda xs, batch: np.array(Scorer(net, batch=batch)(xs))
 
 
-def make_torch(by_length: bool) -> Way:
+def make_torch() -> Way:
     import torch
     from torch.nn.utils.rnn import pack_sequence
 
@@ -76,15 +75,15 @@ def make_torch(by_length: bool) -> Way:
     @torch.inference_mode()
     def score(xs: list[Array], batch: int) -> Array:
         outputs = np.empty((len(xs), CELLS), np.float32)
-        for numbers in split_batches([len(x) for x in xs], batch, by_length):
-            packed = pack_sequence([torch.from_numpy(xs[k]) for k in numbers], enforce_sorted=by_length)
+        for numbers in split_batches([len(x) for x in xs], batch):
+            packed = pack_sequence([torch.from_numpy(xs[k]) for k in numbers])
             outputs[numbers] = net(packed)[1][0][-1].numpy()
         return outputs
 
     return score
 
 
-def make_onnxruntime(by_length: bool) -> Way:
+def make_onnxruntime() -> Way:
     import onnxruntime as ort
 
     from onnx_export import export
@@ -96,7 +95,7 @@ def make_onnxruntime(by_length: bool) -> Way:
 
     def score(xs: list[Array], batch: int) -> Array:
         outputs = np.empty((len(xs), CELLS), np.float32)
-        for numbers in split_batches([len(x) for x in xs], batch, by_length):
+        for numbers in split_batches([len(x) for x in xs], batch):
             lengths = np.array([len(xs[k]) for k in numbers])
             x = np.zeros((lengths.max(), len(numbers), INPUTS), np.float32)
             for b, k in enumerate(numbers):
@@ -107,21 +106,14 @@ def make_onnxruntime(by_length: bool) -> Way:
     return score
 
 
-WAYS: dict[str, tuple[Callable[[], Way], bool | None]] = {  # and whether they sort; a Scorer does so by itself
-    "Scorer": (make_scorer, None),
-    "torch, sorted": (lambda: make_torch(True), True),
-    "torch, in order": (lambda: make_torch(False), False),
-    "onnxruntime, sorted": (lambda: make_onnxruntime(True), True),
-    "onnxruntime, in order": (lambda: make_onnxruntime(False), False),
-}
+WAYS: dict[str, Callable[[], Way]] = {"Scorer": make_scorer, "torch": make_torch, "onnxruntime": make_onnxruntime}
 
 
 def padding_share(way: str, lengths: list[int], batch: int) -> float:
     """Return the share of the steps that is padding; a PackedSequence has none."""
-    if way.startswith("torch"):
+    if way == "torch":
         return 0.0
-    by_length = WAYS[way][1]
-    batches = _plan_batches(lengths, batch) if by_length is None else split_batches(lengths, batch, by_length)
+    batches = _plan_batches(lengths, batch) if way == "Scorer" else split_batches(lengths, batch)
     return 1 - sum(lengths) / sum(len(numbers) * max(lengths[k] for k in numbers) for numbers in batches)
 
 
@@ -129,7 +121,7 @@ def work(way: str, number: str) -> None:
     """Answer [batch, sequences] with the seconds, and with sums of the results for a check."""
     rng = np.random.default_rng(1)
     xs = [rng.standard_normal((length, INPUTS), np.float32) for length in draw_lengths(int(number))]
-    score = WAYS[way][0]()
+    score = WAYS[way]()
     score(xs[:4], 4)
 
     def reply(question: tuple[int, int]) -> tuple[float, list[float]]:

@@ -3,9 +3,9 @@ from typing import Any
 
 import numpy as np
 
-from ._bind import Converter
 from ._kernels import Kernel
 from .argument_reader import ArgumentReader
+from .op_arguments import Converter
 from .optable import Op
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]: ...

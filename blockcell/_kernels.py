@@ -1,4 +1,4 @@
-"""The compiled kernels of one CPU level, picked at import.
+"""The compiled kernels of one CPU level, picked at import: `bind` gives an op its own, `plan_layer` those of a layer.
 
 Each kernel source is compiled for several levels of CPU: ``base``, ``v3`` and ``v4``, the x86-64 levels of the psABI
 (plain x86-64, AVX2, AVX-512), or ``base`` alone on other machines.  The highest level that was built and that this CPU
@@ -8,20 +8,25 @@ runs is taken, or the one that the environment variable BLOCKCELL_LEVEL names.
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _cpu, _integer, _ops, _threads
+from ._args import OpRunner
 from ._version import __version__
 from .activations import Numbers, numbers
+from .argument_reader import ArgumentReader
 from .installing import not_built
-from .optable import REALS, STORAGE
+from .op_arguments import Converter
+from .optable import DTYPES, REALS, STORAGE, Op
 
+compiled_ops: Any = _ops  # has no stub
 ENGINE = "_engine"
 """The module of a CPU level, compiled for each of REALS: ``_engine_float_v3``, for example."""
 # What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
@@ -42,7 +47,7 @@ class Kernel(NamedTuple):
 
 
 class PlannedKernel(NamedTuple):
-    """A kernel of a layer, and how it runs: what functions of `LAYERS` return."""
+    """A kernel of a layer, and how it runs: what `plan_layer` returns."""
 
     kernel: object
     """A capsule with the address of the function."""
@@ -74,9 +79,8 @@ class LSTMOptions(NamedTuple):
     recurrent_activation: Numbers = numbers("sigmoid")
 
 
-Kernels = dict[str, tuple[Kernel, ...]]
-Requirements = dict[str, Callable[..., tuple[int, int, int]]]
-Layers = dict[str, Callable[..., tuple[object, bytes, int, int, int]]]
+Engines = tuple[Any, ...]
+"""The modules of a CPU level that compute each of DTYPES; float32 and float16 have one."""
 
 
 def _keep_freed_memory() -> None:
@@ -132,32 +136,9 @@ def briefly_awake() -> Iterator[None]:
             del os.environ[name]
 
 
-def load(level: str) -> tuple[Kernels, Requirements, Layers]:
-    """Return what a CPU level has compiled.
-
-    Returns
-    -------
-    kernels : dict of str to tuple
-        The kernels of ops by name, each for every one of DTYPES.
-    requirements : dict of str to callable
-        For each of these, a function of T, B, I, H, the number of the dtype, and how many threads there may be: the
-        bytes of scratch, the threads of the plan, and the members of a group.
-    layers : dict of str to callable
-        For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
-    """
-    ops: Any = _ops  # has no stub
-    engines = [_engine(name, level) for name in REALS.values()]
-    are_half = [dtype == np.float16 for dtype in REALS]
-    planners = [partial(engine.plan_layer, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
-    dense_planners = [partial(engine.plan_dense, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
-    kernels: Kernels = {}
-    requirements: Requirements = {}
-    for name, task in ops.REQUIREMENTS.items():
-        functions = [getattr(ops, name)[storage] for storage in STORAGE.values()]
-        kernels[name] = tuple(Kernel(*pair) for pair in zip(functions, [e.ENGINE for e in engines], strict=True))
-        requirements[name] = partial(_requirements, engines, *task)
-    layers: Layers = {kind: partial(_plan_cell, planners, cell) for kind, cell in ops.LAYERS.items()}
-    return kernels, requirements, layers | {"dense": partial(_plan_dense, dense_planners)}
+def load(level: str) -> Engines:
+    """Import the engines of a CPU level."""
+    return tuple(_engine(name, level) for name in REALS.values())
 
 
 def _module_name(real: str, level: str) -> str:
@@ -175,26 +156,47 @@ def _engine(real: str, level: str) -> Any:
     return engine
 
 
-def _requirements(engines: list[Any], kind: int, task: str, *numbers: int) -> Any:
-    """Return what an op requires, for T, B, I, H, the number of the dtype, and how many threads there may be."""
-    *sizes, dtype_number, threads = numbers
-    return engines[dtype_number].requirements(kind, task, tuple(sizes), threads)
+def bind(op: Op, engines: Engines | None = None) -> OpRunner:
+    """Return a runner of the op with its kernels, one for each of DTYPES, on `engines`: those in use unless given."""
+    engines = engines or ENGINES
+    functions = [getattr(compiled_ops, op.kernel)[storage] for storage in STORAGE.values()]
+    kernels = tuple(Kernel(function, engine.ENGINE) for function, engine in zip(functions, engines, strict=True))
+    kind, task = compiled_ops.REQUIREMENTS[op.kernel]
+
+    def requirements(T: int, B: int, I: int, H: int, number: int, threads: int) -> Any:  # noqa: E741
+        return engines[number].requirements(kind, task, (T, B, I, H), threads)
+
+    reader = ArgumentReader(op.name)
+    return OpRunner(op, kernels, requirements, parameter_positions(op, functions[0]), reader, Converter(op, reader))
 
 
-def _plan_cell(
-    planners: list[Any], cell: Callable[..., bytes], task: str, sizes: tuple[int, ...], threads: int, number: int,
-    format: int, transposed: bool, options: tuple[Any, ...],
+def parameter_positions(op: Op, kernel: Callable[..., int]) -> dict[str, int]:
+    """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
+    names = [tensor.parameter for tensor in op.inputs if tensor.read] + [tensor.parameter for tensor in op.outputs]
+    names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
+    names += ["seq_len_max"] * op.sequence + ["scratch", "engine", "threads", "members", "ready"]
+    parameters = list(inspect.signature(kernel).parameters)
+    unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
+    if unknown or missing:
+        wrong = [f"takes {name}, which it is not given" for name in unknown]
+        wrong += [f"does not take {name}, which it is given" for name in missing]
+        raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
+    return {name: position for position, name in enumerate(parameters)}
+
+
+def plan_layer(
+    kind: str, task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
+    options: tuple[Any, ...],
 ) -> Any:  # fmt: skip
-    """Plan a kernel of an LSTM, GRU or RNN; `cell` returns its bytes, by the options of the layer."""
-    return planners[number](cell(*options), task, sizes, threads, format, transposed)
+    """Plan a kernel of a layer: `plan_layer` and `plan_dense` in ``pyx/passes/layer.pxd``.
 
-
-def _plan_dense(
-    planners: list[Any], task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
-    options: tuple[int],
-) -> Any:  # fmt: skip
-    """Plan a kernel of a `Dense`, whose weights are never `transposed`; its option is the activation."""
-    return planners[number](options[0], task, sizes, threads, format)
+    `kind` is "dense", or one of ``LAYERS`` in ``pyx/_ops.pyx``, whose function takes the layer's `options`. `number` is
+    that of the dtype. The weights of a dense layer are never `transposed`; its option is the activation.
+    """
+    engine, is_half = ENGINES[number], DTYPES[number] == np.float16
+    if kind == "dense":
+        return engine.plan_dense(is_half, *options, task, sizes, threads, format)
+    return engine.plan_layer(is_half, compiled_ops.LAYERS[kind](*options), task, sizes, threads, format, transposed)
 
 
 def _cpu_name() -> str:
@@ -239,9 +241,6 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
-    KERNELS: Kernels
-    REQUIREMENTS: Requirements
-    LAYERS: Layers
-    KERNELS, REQUIREMENTS, LAYERS = load(LEVEL)
-TAPE_ARRAYS: dict[str, int] = _engine("float", LEVEL).TAPE_ARRAYS
+    ENGINES = load(LEVEL)
+TAPE_ARRAYS: dict[str, int] = ENGINES[0].TAPE_ARRAYS
 """How many arrays [T,B,H] the tape of each kind of cell has beside h."""

@@ -9,21 +9,7 @@ def refuse_count(name: str, count: int, expected: Sequence[int]) -> NoReturn: ..
 def refuse_reset_states() -> NoReturn: ...
 
 class TensorKernel:
-    def __init__(
-        self,
-        planned: tuple[object, bytes, int, int, int] | None,
-        sizes: tuple[int, int, int, int, int],
-        layout: tuple[int, bool, bool],
-        weight_shapes: dict[str, tuple[int, ...]],
-        dtype: Any,
-        step_mask_dtype: Any,
-        itemsize: int,
-        summed_gates: int,
-        states: tuple[str, ...],
-        tape_arrays: int,
-        single: bool,
-        threads: int,
-    ) -> None: ...
+    def __init__(self, planned: tuple[object, bytes, int, int, int] | None, *options: Any, **named: Any) -> None: ...
 
 class TensorForward(TensorKernel):
     def __call__(

@@ -49,7 +49,6 @@ PARAMETERS: dict[str, dict[str, float]] = {
 ``pyx/cells/activations.pxd``."""
 POSITIVE = ("negative_slope", "alpha")
 """Parameters that must be above 0: the sign of the value says on which side of 0 it is from."""
-WITHOUT_GRADIENT = ("gelu", "silu", "swish", "softmax", "mish", "hard_silu", "hard_swish")
 DEFAULTS: dict[str, Activation] = {"activation": "tanh", "recurrent_activation": "sigmoid"}
 """Of the arguments of layers."""
 
@@ -67,9 +66,6 @@ def canonical(name: str, value: Any) -> Activation:
     kind, *parameters = value if isinstance(value, (tuple, list)) and value else (value,)
     if not isinstance(kind, str):
         raise TypeError(f"{name} is {short(value)}; expected a name or a tuple of a name and parameters, {_example}")
-    if kind in WITHOUT_GRADIENT:
-        reason = "its gradient does not follow from its value, which is all that is kept of it"
-        raise ValueError(f"{name} is {short(kind)}, and {reason}; expected one of {', '.join(PARAMETERS)}")
     if kind not in PARAMETERS:
         raise ValueError(f"{name} is {short(kind)}; expected one of {', '.join(PARAMETERS)}")
     defaults = PARAMETERS[kind]

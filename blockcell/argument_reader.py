@@ -84,6 +84,13 @@ class ArgumentReader:
             return int(array)
         raise TypeError(f"{self.caller}: {name} is {short(value)}; {expected}")
 
+    def at_least(self, least: int, name: str, value: Any) -> int:
+        """Read an `integer` with a bound."""
+        number = self.integer(name, value)
+        if number < least:
+            raise ValueError(f"{self.caller}: {name} is {number}; expected at least {least}")
+        return number
+
     # ----------------------------------------------------------------------------------------------------------- arrays
     def axis_order_hint(self, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
         """Return the end of a message about a shape, where the axes may be in another order."""

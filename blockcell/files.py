@@ -65,9 +65,7 @@ import numpy as np
 
 from .activations import DEFAULTS, canonical
 from .errors import FormatError, short
-from .gates import GATE_ORDERS
 from .optable import (
-    ACTIVATIONS,
     DENSE_WEIGHTS,
     DTYPE_NAMES,
     DTYPES,
@@ -79,6 +77,7 @@ from .optable import (
     Tensor,
     layer_sizes,
     lstm_weights,
+    peephole_names,
     sizes_of,
 )
 from .quantization import FLOAT32, read_schemes
@@ -93,7 +92,7 @@ REQUIRED = {  # attributes that a description of each type has in any case
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
 }
-PEEPHOLES = tuple(tensor.name for tensor in OPS["BlockLSTM"].weights if tensor.kind == "peephole")
+PEEPHOLES = peephole_names(coupled=False)
 MOST_ARRAYS = 2**14
 LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
 CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
@@ -134,8 +133,6 @@ class Content(NamedTuple):
     sha256: str | None
     quantization: Any
     """As it was given to `Layer.quantize`; None if it was not."""
-    schemes: dict[str, str]
-    """Of each quantized matrix, by its name."""
 
 
 def write(path: StrPath, description: Any, arrays: Mapping[str, Array], quantization: Any = None) -> None:
@@ -196,10 +193,9 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
             file.seek(0)
             text, stored = find(file, size)
             description, sha256, quantization = _read_document(text)
-            schemes = schemes_of(description, quantization)
-            check_arrays(description, stored, quantization, schemes)
+            check_arrays(description, stored, quantization)
             arrays = {name: _read_array(file, name, stored_array) for name, stored_array in stored.items()}
-            yield Content(description, arrays, sha256, quantization, schemes)
+            yield Content(description, arrays, sha256, quantization)
         except (RecursionError, TypeError, ValueError) as error:
             raise FormatError(f"{name} cannot be read as a layer of blockcell: {error}") from error
 
@@ -276,68 +272,51 @@ def check(description: Any) -> None:
         layer = unchecked.pop()
         if not isinstance(layer, dict) or "type" not in layer:
             raise ValueError(f"it has {short(layer)} for a layer; expected an object with a type")
-        kind, names = layer["type"], sorted(layer.keys() - {"type"})
+        kind = layer["type"]
         if not isinstance(kind, str) or kind not in REQUIRED:
             raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(REQUIRED)}")
-        optional = [option for option in LAYER_OPTIONS.get(kind, ()) if option.name not in REQUIRED[kind]]
-        for option in sorted(optional, key=lambda option: option.name in DEFAULTS):  # activations last
-            if option.name in names:
-                names.remove(option.name)
-                _check_option(kind, option, layer[option.name])
-        if names != REQUIRED[kind]:
+        options = [option for option in LAYER_OPTIONS.get(kind, ()) if option.name in layer]
+        optional = {option.name for option in options if option.stored != "always"}
+        if (names := sorted(layer.keys() - optional - {"type"})) != REQUIRED[kind]:
             raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {REQUIRED[kind]}")
-        if kind == "LSTM":
-            _check_lstm(layer)
-        elif kind == "Dense":
-            activation = layer["activation"]
-            if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
-                expected = ", ".join(map(json.dumps, ACTIVATIONS))
-                raise ValueError(f"its Dense has activation {short(activation)}; expected one of {expected}")
-        elif kind == "Bidirectional":
-            unchecked += [layer["fw"], layer["bw"]]
-        elif kind == "Stack":
-            if not isinstance(layer["layers"], list) or not layer["layers"]:
-                raise ValueError(f"its Stack has {short(layer['layers'])} for layers; expected a list of at least one")
-            unchecked += layer["layers"]
+        for option in options:
+            _check_option(kind, option, layer[option.name])
+        if kind == "Stack" and (not isinstance(layer["layers"], list) or not layer["layers"]):
+            raise ValueError(f"its Stack has {short(layer['layers'])} for layers; expected a list of at least one")
+        unchecked += parts_of(layer).values()
 
 
 def _check_option(kind: str, option: LayerOption, value: Any) -> None:
-    """Raise a ValueError unless an option that need not be there has a value that is not its default."""
+    """Raise a ValueError unless an option has a value that `LayerOption` says a file has."""
     if option.values:
-        allowed = [allowed for allowed in option.values if allowed != option.default]
+        allowed = [allowed for allowed in option.values if option.stored or allowed != option.default]
         if not any(type(value) is type(other) and value == other for other in allowed):
-            expected = " or ".join(map(json.dumps, allowed))
-            raise ValueError(f"its {kind} has {option.name} {short(value)}; expected {expected}, or nothing")
+            expected = " or ".join(map(json.dumps, allowed)) + ("" if option.stored else ", or nothing")
+            raise ValueError(f"its {kind} has {option.name} {short(value)}; expected {expected}")
     elif option.name in DEFAULTS:
         name = f"the {option.name} of its {kind}"
         activation = canonical(name, value)
         shortest = list(activation) if isinstance(activation, tuple) else activation
         if activation == option.default or shortest != value:
             raise ValueError(f"{name} is {short(json.dumps(value))}; expected what is not usual, in its shortest form")
-
-
-def _check_lstm(description: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless the gate order of an LSTM is known, and its numbers are numbers."""
-    order = description["gate_order"]
-    if not isinstance(order, str) or order not in GATE_ORDERS:
-        raise ValueError(f"its LSTM has gate_order {short(order)}; expected one of {', '.join(GATE_ORDERS)}")
-    if "coupled" in description and order != "icfo":
-        raise ValueError(f"its LSTM is coupled and has gate_order {order}; expected icfo")
-    for name in ("forget_bias", "cell_clip", "proj_clip"):
-        value = description.get(name, 0)
+    else:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not (abs(value) <= sys.float_info.max or abs(value) == math.inf):
-            raise ValueError(f"its LSTM has {name} {short(value)}; expected a number that a float holds, not NaN")
+            expected = "expected a number that a float holds, not NaN"
+            raise ValueError(f"its {kind} has {option.name} {short(value)}; {expected}")
+
+
+def parts_of(description: Any) -> dict[str, Any]:
+    """Return the descriptions of the layers of a Bidirectional or a Stack by their names; none for other layers."""
+    if description["type"] == "Stack":
+        return {str(k): part for k, part in enumerate(description["layers"])}
+    return {name: description[name] for name in ("fw", "bw") if name in description}
 
 
 def leaf_descriptions(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Iterate over the layers with weights of their own: the prefix of the weights' names, and the description."""
-    parts: dict[str, Any] = {}
-    if description["type"] == "Bidirectional":
-        parts = {"fw": description["fw"], "bw": description["bw"]}
-    elif description["type"] == "Stack":
-        parts = {str(k): part for k, part in enumerate(description["layers"])}
-    else:
+    parts = parts_of(description)
+    if not parts:
         yield prefix, description
     for name, part in parts.items():
         yield from leaf_descriptions(part, f"{prefix}{name}.")
@@ -397,15 +376,10 @@ def _check_count(arrays: int) -> None:
         raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
 
 
-def check_arrays(
-    description: Any,
-    stored: Mapping[str, ArrayInFile],
-    quantization: Any = None,
-    schemes: Mapping[str, str] | None = None,
-) -> None:
+def check_arrays(description: Any, stored: Mapping[str, ArrayInFile], quantization: Any = None) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     forms: dict[str, str] = {}  # shapes in letters, by the arrays' names
-    schemes = schemes or {}
+    schemes = schemes_of(description, quantization)
     for prefix, leaf in leaf_descriptions(description):
         missing_peepholes = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
         tensors = [tensor for tensor in weights_of(leaf) if tensor.name not in missing_peepholes]

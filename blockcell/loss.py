@@ -201,22 +201,11 @@ def _arrays(reader: ArgumentReader, last: str, **values: Any) -> list[Array]:
 def _labels(reader: ArgumentReader, value: Any, shape: tuple[int, ...]) -> Array:
     """Return the classes as integers, one for each row of logits of this shape."""
     labels = reader.array("labels", value)
-    mend = "; labels.argmax(axis=-1) makes them of one row of probabilities for each" if labels.shape == shape else ""
-    if labels.dtype.kind == "f" and labels.shape == shape[:-1]:
-        mend = "; labels.astype(int) of whole numbers"
     if labels.dtype.kind not in "iu" and (labels.size or is_array(value)):
-        raise TypeError(f"{reader.caller}: labels has dtype {labels.dtype}; expected integers, the right classes{mend}")
+        raise TypeError(f"{reader.caller}: labels has dtype {labels.dtype}; expected integers, the right classes")
     if labels.shape != shape[:-1]:
-        if labels.shape == shape[:2][::-1] and len(shape) == 3:
-            mend = "; one of them is time first and the other is not: labels.T"
-        elif labels.shape == (*shape[:-1], 1) and not mend:
-            mend = "; labels.squeeze(-1) leaves out the last axis"
-        elif len(shape) == 3 and labels.shape == shape[1:2]:
-            mend = "; one label a row is for logits[-1], or np.broadcast_to repeats it at each step"
-        raise ValueError(
-            f"{reader.caller}: labels has shape {labels.shape}; expected {shape[:-1]}, that of logits but for the"
-            f" classes{mend}"
-        )
+        expected = f"expected {shape[:-1]}, that of logits but for the classes"
+        raise ValueError(f"{reader.caller}: labels has shape {labels.shape}; {expected}")
     return labels
 
 

@@ -11,7 +11,7 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from ._bind import bind
+from ._kernels import bind
 from .activations import Activation
 from .optable import (
     OPS,
@@ -245,9 +245,8 @@ def block_gru_reset_after_grad(
         x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
         b_ru_grad (2H,), b_c_grad (H,), b_hc_grad (H,)
     """
-    return _block_gru_reset_after_grad(
-        (x, h_prev, w_ru, w_c, b_ru, b_c, b_hc, r, u, c, hc, h, h_grad), out, num_threads, (), seq_len_max
-    )
+    arrays = x, h_prev, w_ru, w_c, b_ru, b_c, b_hc, r, u, c, hc, h, h_grad
+    return _block_gru_reset_after_grad(arrays, out, num_threads, (), seq_len_max)
 
 
 def block_rnn(
@@ -434,12 +433,9 @@ def lstm_block_cell_vjp(
     Returns
     -------
     LSTMGrads
-        x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+        x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H), b_grad (4H,);
+        wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
+        (H,) for None
     """
-    return _lstm_block_cell_vjp(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad
+    return _lstm_block_cell_vjp(arrays, out, num_threads, (use_peephole,))

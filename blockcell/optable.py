@@ -2,8 +2,8 @@
 
 Validation and its messages, allocation, the results' named tuples, test data, ONNX graphs and the table of docs/ops.md
 read an op's arguments, shapes and defaults here. Signatures write arguments and defaults out, for readers and editors:
-tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, `_bind.parameter_positions` those
-of the kernels.
+tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, and
+`_kernels.parameter_positions` those of the kernels.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
 A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,
@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, Literal, NamedTuple, cast, get_args
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,222 +266,118 @@ class Op:
         return sources
 
 
-def _inputs(unread: str = "", **kinds: str) -> tuple[Tensor, ...]:
-    """Read ``input="x[B I]", state="h_prev[B H]"`` as tensors.
+class _CellOps(NamedTuple):
+    """What the ops of a cell have in common."""
 
-    Names are interned as in source, since ``op(**arguments)`` compares them.
-    """
-    assert kinds.keys() <= {*get_args(Kind)}
-    return tuple(
-        Tensor(sys.intern(name), shape, cast(Kind, kind), read=name not in unread.split())
-        for kind, text in kinds.items()
-        for name, shape in re.findall(r"(\w+)\[([^]]*)\]", text)
-    )
+    gates: tuple[str, ...]
+    states: type[Any]
+    """The result of its forward ops: a named tuple."""
+    weights: dict[Kind, str]
+    """The inputs of all its ops between x and those that only gradients have."""
+    attributes: tuple[Attribute, ...] = ()
+    gradient_attributes: tuple[Attribute, ...] = ()
 
 
 def _op(
     name: str,
-    *,
     kernel: str,
-    gates: tuple[str, ...],
-    inputs: tuple[Tensor, ...],
-    result: type[tuple[Array, ...]],
-    shapes: tuple[str, ...],
-    attributes: tuple[Attribute, ...] = (),
+    cell: _CellOps,
+    x: str,
+    gradients: type[Any] | None = None,
+    incoming: str = "",
+    unread: str = "",
     constants: tuple[tuple[str, float | bool | None], ...] = (),
 ) -> Op:
-    """Return a row of the table; `shapes` are those of the result's fields, or one of all of them."""
-    fields = result._fields  # type: ignore[attr-defined]
-    outputs = tuple(
-        Tensor(field, shape, "peephole" if field.startswith("wc") else "output")
-        for field, shape in zip(fields, shapes * (len(fields) // len(shapes)), strict=True)
-    )
-    return Op(name, kernel, gates, inputs, outputs, result, attributes, constants)
+    """Return a row of the table.
+
+    `x` is the shape of x, and that of states and of their gradients with H in place of I. `gradients` is the result of
+    a gradient op, whose last inputs are all states, but h only of a sequence, and the `incoming` gradients. An output
+    that is the gradient of an input has its shape. Names are interned as in source, since ``op(**arguments)`` compares
+    them.
+    """
+    state, result = x.replace("I", "H"), gradients or cell.states
+    inputs = [Tensor("x", x, "input", "x" not in unread.split())]
+    for kind, text in cell.weights.items():
+        tensors = re.findall(r"(\w+)\[([^]]*)\]", text)
+        inputs += [Tensor(sys.intern(name), shape, kind, name not in unread.split()) for name, shape in tensors]
+    if gradients:
+        saved = [name for name in cell.states._fields if name != "h" or "T" in x]
+        inputs += [Tensor(name, state, "saved") for name in saved]
+        inputs += [Tensor(sys.intern(name), state, "gradient") for name in incoming.split()]
+    shapes = {f"{tensor.name}_grad": tensor.shape for tensor in inputs} | _SHAPES_OF_PRE_ACTIVATIONS
+    outputs = []
+    for field in result._fields:
+        output = Tensor(field, state, "peephole" if field.startswith("wc") else "output")
+        outputs.append(replace(output, shape=shapes.get(output.parameter, state)))
+    attributes = cell.gradient_attributes if gradients else cell.attributes
+    return Op(name, kernel, cell.gates, tuple(inputs), tuple(outputs), result, attributes, constants)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
-_ICFO, _IFCO = GATE_ORDERS.values()
-_lstm_op = partial(_op, gates=_ICFO)
-_gru_op = partial(_op, gates=gate_names(ORDERS["GRU"])[:2])  # the candidate has matrices of its own
-_rnn_op = partial(_op, gates=("h",))
-
-_GRU_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"}
-_GRU_STATES = "r[B H] u[B H] c[B H]"
-_GRU_SEQUENCE = "r[T B H] u[T B H] c[T B H] h[T B H]"
-_RESET_AFTER_WEIGHTS = _GRU_WEIGHTS | {"bias": "b_ru[2H] b_c[H] b_hc[H]"}
-_RESET_AFTER_SEQUENCE = "r[T B H] u[T B H] c[T B H] hc[T B H] h[T B H]"
-_RNN_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w[I+H H]", "bias": "b[H]"}
-_LSTM_WEIGHTS = {
-    "state": "cs_prev[B H] h_prev[B H]",
-    "matrix": "w[I+H 4H]",
-    "peephole": "wci[H] wcf[H] wco[H]",
-    "bias": "b[4H]",
-}
-_LSTM_STATES = "i[B H] cs[B H] f[B H] o[B H] ci[B H] co[B H]"
-_LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B H]"
-_LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
-
-_ACTIVATION = Attribute("activation", "tanh", Numbers)
+_SHAPES_OF_PRE_ACTIVATIONS = {"dicfo": "B 4H", "r_bar_u_bar_grad": "B 2H"}
 _PEEPHOLE = Attribute("use_peephole", False, bool)
-_PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
-_LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
+_ACTIVATION = (Attribute("activation", "tanh", Numbers),)
+
+_GRU = _CellOps(
+    gate_names(ORDERS["GRU"])[:2],  # the candidate has matrices of its own
+    GRUStates,
+    {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"},
+)
+_RESET_AFTER = _GRU._replace(states=GRUResetAfterStates, weights=_GRU.weights | {"bias": "b_ru[2H] b_c[H] b_hc[H]"})
+_RNN = _CellOps(
+    ("h",),
+    RNNStates,
+    {"state": "h_prev[B H]", "matrix": "w[I+H H]", "bias": "b[H]"},
+    _ACTIVATION,
+    _ACTIVATION,
+)
+_LSTM = _CellOps(
+    GATE_ORDERS["icfo"],
+    LSTMStates,
+    {
+        "state": "cs_prev[B H] h_prev[B H]",
+        "matrix": "w[I+H 4H]",
+        "peephole": "wci[H] wcf[H] wco[H]",
+        "bias": "b[4H]",
+    },
+    (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE),
+    (Attribute("use_peephole", None, bool),),
+)
+_LSTM_V2 = _LSTM._replace(gates=GATE_ORDERS["ifco"], attributes=(Attribute("cell_clip", 0.0), _PEEPHOLE))
 
 # Constants of cell ops, which call the kernel of their sequence op: there is one step, and its gradient reads h_prev
 # but no h.
 _ONE_STEP = ("seq_len_max", 1)
 _NO_H = ("h", None)
+_ICFO, _IFCO = ("ifco", False), ("ifco", True)
 
-
-def _block_lstm(
-    version: str,
-    gates: tuple[str, ...],
-    attributes: tuple[Attribute, ...],
-    constants: tuple[tuple[str, float], ...] = (),
-) -> tuple[Op, Op]:
-    """Return a version of BlockLSTM and its gradient; versions differ in the gates' order and in the attributes."""
-    order = ("ifco", gates == _IFCO)
-    return (
-        _op(
-            f"BlockLSTM{version}",
-            kernel="block_lstm",
-            gates=gates,
-            inputs=_inputs(input="x[T B I]", **_LSTM_WEIGHTS),
-            result=LSTMStates,
-            shapes=("T B H",),
-            attributes=attributes,
-            constants=(order, *constants),
-        ),
-        _op(
-            f"BlockLSTMGrad{version}",
-            kernel="block_lstm_grad",
-            gates=gates,
-            inputs=_inputs(
-                input="x[T B I]",
-                **_LSTM_WEIGHTS,
-                saved=_LSTM_SEQUENCE,
-                gradient="cs_grad[T B H] h_grad[T B H]",
-                unread="b",
-            ),
-            result=LSTMGrads,
-            shapes=("T B I", *_LSTM_GRADS),
-            attributes=(_PEEPHOLE_REQUIRED,),
-            constants=(order,),
-        ),
-    )
-
-
+_STEP, _STEPS = "B I", "T B I"
+_CS_H = "cs_grad h_grad"
 _TABLE = (
-    _gru_op(
-        "GRUBlockCell",
-        kernel="block_gru",
-        inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS),
-        result=GRUStates,
-        shapes=("B H",),
-        constants=(_ONE_STEP,),
-    ),
-    _gru_op(
-        "GRUBlockCellGrad",
-        kernel="gru_cell_grad",
-        inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="x b_ru b_c"),
-        result=GRUCellGrad,
-        shapes=("B I", "B H", "B H", "B 2H"),
-    ),
-    _lstm_op(
-        "LSTMBlockCell",
-        kernel="block_lstm",
-        inputs=_inputs(input="x[B I]", **_LSTM_WEIGHTS),
-        result=LSTMStates,
-        shapes=("B H",),
-        attributes=_LSTM_ATTRIBUTES,
-        constants=(_ONE_STEP, ("ifco", False)),
-    ),
-    _lstm_op(
-        "LSTMBlockCellGrad",
-        kernel="lstm_cell_grad",
-        inputs=_inputs(
-            input="x[B I]",
-            **_LSTM_WEIGHTS,
-            saved=_LSTM_STATES,
-            gradient="cs_grad[B H] h_grad[B H]",
-            unread="x h_prev w b",
-        ),
-        result=LSTMCellGrad,
-        shapes=("B H", "B 4H", "H", "H", "H"),
-        attributes=(_PEEPHOLE_REQUIRED,),
-    ),
-    *_block_lstm("", _ICFO, _LSTM_ATTRIBUTES),
-    *_block_lstm("V2", _IFCO, (Attribute("cell_clip", 0.0), _PEEPHOLE), constants=(("forget_bias", 0.0),)),
-    _gru_op(
-        "block_gru",
-        kernel="block_gru",
-        inputs=_inputs(input="x[T B I]", **_GRU_WEIGHTS),
-        result=GRUStates,
-        shapes=("T B H",),
-    ),
-    _gru_op(
-        "block_gru_grad",
-        kernel="block_gru_grad",
-        inputs=_inputs(
-            input="x[T B I]", **_GRU_WEIGHTS, saved=_GRU_SEQUENCE, gradient="h_grad[T B H]", unread="b_ru b_c"
-        ),
-        result=GRUGrads,
-        shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
-    ),
-    _gru_op(
-        "block_gru_reset_after",
-        kernel="block_gru_reset_after",
-        inputs=_inputs(input="x[T B I]", **_RESET_AFTER_WEIGHTS),
-        result=GRUResetAfterStates,
-        shapes=("T B H",),
-    ),
-    _gru_op(
+    _op("GRUBlockCell", "block_gru", _GRU, _STEP, constants=(_ONE_STEP,)),
+    _op("GRUBlockCellGrad", "gru_cell_grad", _GRU, _STEP, GRUCellGrad, "d_h", "x b_ru b_c"),
+    _op("LSTMBlockCell", "block_lstm", _LSTM, _STEP, constants=(_ONE_STEP, _ICFO)),
+    _op("LSTMBlockCellGrad", "lstm_cell_grad", _LSTM, _STEP, LSTMCellGrad, _CS_H, "x h_prev w b"),
+    _op("BlockLSTM", "block_lstm", _LSTM, _STEPS, constants=(_ICFO,)),
+    _op("BlockLSTMGrad", "block_lstm_grad", _LSTM, _STEPS, LSTMGrads, _CS_H, "b", (_ICFO,)),
+    _op("BlockLSTMV2", "block_lstm", _LSTM_V2, _STEPS, constants=(_IFCO, ("forget_bias", 0.0))),
+    _op("BlockLSTMGradV2", "block_lstm_grad", _LSTM_V2, _STEPS, LSTMGrads, _CS_H, "b", (_IFCO,)),
+    _op("block_gru", "block_gru", _GRU, _STEPS),
+    _op("block_gru_grad", "block_gru_grad", _GRU, _STEPS, GRUGrads, "h_grad", "b_ru b_c"),
+    _op("block_gru_reset_after", "block_gru_reset_after", _RESET_AFTER, _STEPS),
+    _op(
         "block_gru_reset_after_grad",
-        kernel="block_gru_reset_after_grad",
-        inputs=_inputs(
-            input="x[T B I]",
-            **_RESET_AFTER_WEIGHTS,
-            saved=_RESET_AFTER_SEQUENCE,
-            gradient="h_grad[T B H]",
-            unread="b_ru b_c b_hc",
-        ),
-        result=GRUResetAfterGrads,
-        shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
+        "block_gru_reset_after_grad",
+        _RESET_AFTER,
+        _STEPS,
+        GRUResetAfterGrads,
+        "h_grad",
+        "b_ru b_c b_hc",
     ),
-    _rnn_op(
-        "block_rnn",
-        kernel="block_rnn",
-        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS),
-        result=RNNStates,
-        shapes=("T B H",),
-        attributes=(_ACTIVATION,),
-    ),
-    _rnn_op(
-        "block_rnn_grad",
-        kernel="block_rnn_grad",
-        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS, saved="h[T B H]", gradient="h_grad[T B H]", unread="b"),
-        result=RNNGrads,
-        shapes=("T B I", "B H", "I+H H", "H"),
-        attributes=(_ACTIVATION,),
-    ),
-    _gru_op(
-        "gru_block_cell_vjp",
-        kernel="block_gru_grad",
-        inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="b_ru b_c"),
-        result=GRUCellVjp,
-        shapes=("B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
-        constants=(_ONE_STEP, _NO_H),
-    ),
-    _lstm_op(
-        "lstm_block_cell_vjp",
-        kernel="block_lstm_grad",
-        inputs=_inputs(
-            input="x[B I]", **_LSTM_WEIGHTS, saved=_LSTM_STATES, gradient="cs_grad[B H] h_grad[B H]", unread="b"
-        ),
-        result=LSTMGrads,
-        shapes=("B I", *_LSTM_GRADS),
-        attributes=(_PEEPHOLE_REQUIRED,),
-        constants=(_ONE_STEP, _NO_H, ("ifco", False)),
-    ),
+    _op("block_rnn", "block_rnn", _RNN, _STEPS),
+    _op("block_rnn_grad", "block_rnn_grad", _RNN, _STEPS, RNNGrads, "h_grad", "b"),
+    _op("gru_block_cell_vjp", "block_gru_grad", _GRU, _STEP, GRUCellVjp, "d_h", "b_ru b_c", (_ONE_STEP, _NO_H)),
+    _op("lstm_block_cell_vjp", "block_lstm_grad", _LSTM, _STEP, LSTMGrads, _CS_H, "b", (_ONE_STEP, _NO_H, _ICFO)),
 )
 
 OPS: dict[str, Op] = {op.name: op for op in _TABLE}
@@ -527,7 +423,7 @@ LAYER_OPTIONS = {
 @cache
 def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
     """Return the weights of an `LSTM` layer, of which the peepholes may be missing; the op has neither variant."""
-    rows, gates = "I+P" if projected else "I+H", len(COUPLED_GATES if coupled else _ICFO)
+    rows, gates = "I+P" if projected else "I+H", len(COUPLED_GATES if coupled else _LSTM.gates)
     shapes = {"w": f"{rows} {gates}H", "b": f"{gates}H"}
     tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in OPS["BlockLSTM"].weights)
     kept = tuple(tensor for tensor in tensors if not (coupled and tensor.name == "wci"))

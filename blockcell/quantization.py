@@ -168,15 +168,6 @@ def dequantize_matrix(matrix: QuantizedMatrix) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------------------- in files
-def arrays_of_file(weights: Mapping[str, Array], matrices: Mapping[str, QuantizedMatrix]) -> dict[str, Array]:
-    """Return the arrays that a file has of a layer's weights, of which these matrices are quantized, in this order."""
-    arrays: dict[str, Array] = {}
-    for name, array in weights.items():
-        codes, scale = matrices.get(name, QuantizedMatrix(array, None))
-        arrays |= {name: codes} if scale is None else {name: codes, f"{name}.scale": scale}
-    return arrays
-
-
 def read_matrices(arrays: Mapping[str, Array], schemes: Mapping[str, str]) -> dict[str, QuantizedMatrix]:
     """Return the quantized matrices among the arrays of a file, by name; `schemes` names those of each.
 

@@ -5,7 +5,9 @@ whatever numpy makes an array of: the first one that has a dtype fixes that of t
 to it (float32 where there are only those), and arrays of different dtypes are an error. The fast path is that of
 C-contiguous arrays in native byte order; all others are copied first.
 
-In the shapes T is the number of time steps, B of batch rows, I of inputs and H of cells; any of them may be 0.
+In the shapes T is the number of time steps, B of batch rows, I of inputs and H of cells; any of them may be 0. float16
+is for storage: a step is computed in float32, the states cs and h are rounded before the next step reads them, and each
+output is rounded once.
 
 All ops, those of `blockcell.ops` too, have these arguments:
 
@@ -28,7 +30,7 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from ._bind import bind
+from ._kernels import bind
 from .optable import OPS, Array, GRUCellGrad, GRUStates, LSTMCellGrad, LSTMGrads, LSTMStates
 
 __all__ = [
@@ -213,12 +215,8 @@ def LSTMBlockCell(
     LSTMStates
         i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
     """
-    return _LSTMBlockCell(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
-        out,
-        num_threads,
-        (forget_bias, cell_clip, use_peephole),
-    )
+    attributes = forget_bias, cell_clip, use_peephole
+    return _LSTMBlockCell((x, cs_prev, h_prev, w, wci, wcf, wco, b), out, num_threads, attributes)
 
 
 def LSTMBlockCellGrad(
@@ -277,14 +275,11 @@ def LSTMBlockCellGrad(
     Returns
     -------
     LSTMCellGrad
-        cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
+        cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros
+        of the lengths of wci, wcf and wco, (H,) for None
     """
-    return _LSTMBlockCellGrad(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad
+    return _LSTMBlockCellGrad(arrays, out, num_threads, (use_peephole,))
 
 
 def BlockLSTM(
@@ -307,8 +302,8 @@ def BlockLSTM(
 ) -> LSTMStates:
     """A long short-term memory over a sequence: `LSTMBlockCell` at each step.
 
-    The cs and h of a step are cs_prev and h_prev of the next one. Past seq_len_max nothing is read and all outputs are
-    zero. (TensorFlow leaves all but cs and h undefined there.)
+    `LSTMBlockCell` has the equations. The cs and h of a step, rounded in float16, are cs_prev and h_prev of the next.
+    Past seq_len_max nothing is read and all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
 
     Parameters
     ----------
@@ -329,13 +324,8 @@ def BlockLSTM(
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
     """
-    return _BlockLSTM(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
-        out,
-        num_threads,
-        (forget_bias, cell_clip, use_peephole),
-        seq_len_max,
-    )
+    attributes = forget_bias, cell_clip, use_peephole
+    return _BlockLSTM((x, cs_prev, h_prev, w, wci, wcf, wco, b), out, num_threads, attributes, seq_len_max)
 
 
 def BlockLSTMGrad(
@@ -385,16 +375,12 @@ def BlockLSTMGrad(
     Returns
     -------
     LSTMGrads
-        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H), b_grad (4H,);
+        wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
+        (H,) for None
     """
-    return _BlockLSTMGrad(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-        seq_len_max,
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad
+    return _BlockLSTMGrad(arrays, out, num_threads, (use_peephole,), seq_len_max)
 
 
 def BlockLSTMV2(
@@ -416,24 +402,18 @@ def BlockLSTMV2(
 ) -> LSTMStates:
     """`BlockLSTM` with the gates in the order i, f, ci, o, no forget_bias, and no clip by default.
 
+    `LSTMBlockCell` has the equations.
+
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, 0 to T, the same for all rows: an integer or a 0-d array of integers.
-    x : array_like (T, B, I)
-        Input, time first.
-    cs_prev, h_prev : array_like (B, H)
-        Cell state and hidden state before the first step.
+    seq_len_max, x, cs_prev, h_prev, wci, wcf, wco, use_peephole
+        The arguments of `BlockLSTM`.
     w : array_like (I+H, 4H)
         Weights: I rows for x, H rows for h_prev; columns i, f, ci, o, H of each.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o, as in `LSTMBlockCell`.
     b : array_like (4H,)
         Bias: i, f, ci, o.
     cell_clip : float, default 0.0
         The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
-    use_peephole : bool, default False
-        Whether the gates see the cell state.
     out, num_threads, name : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -442,13 +422,8 @@ def BlockLSTMV2(
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
     """
-    return _BlockLSTMV2(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
-        out,
-        num_threads,
-        (cell_clip, use_peephole),
-        seq_len_max,
-    )
+    attributes = cell_clip, use_peephole
+    return _BlockLSTMV2((x, cs_prev, h_prev, w, wci, wcf, wco, b), out, num_threads, attributes, seq_len_max)
 
 
 def BlockLSTMGradV2(
@@ -497,13 +472,9 @@ def BlockLSTMGradV2(
     Returns
     -------
     LSTMGrads
-        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H), b_grad (4H,);
+        wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
+        (H,) for None
     """
-    return _BlockLSTMGradV2(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-        seq_len_max,
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad
+    return _BlockLSTMGradV2(arrays, out, num_threads, (use_peephole,), seq_len_max)

@@ -30,7 +30,7 @@ class Report:
         if self.left:
             lines += [f"left {len(self.left)}:", *_report_lines(self.left)]
         elif not self.changed:
-            lines[0] += ": the model has no LSTM, no GRU and no RNN"
+            lines[0] += f": the model has no {self.noun} that is an LSTM, GRU or RNN"
         return "\n".join(lines)
 
 

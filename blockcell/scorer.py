@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, SupportsIndex, overload
 
@@ -22,12 +21,10 @@ from .layers.arguments import checked_array
 from .layers.loading import read_any
 from .layers.shared import Directions, columns_of
 from .optable import Array
-from .progress import progress
 
 OUTPUTS = "last", "all", "mean"
 WINDOW = 32  # batches that are sorted together, of what is not in memory as a whole
 ENOUGH = 1 << 24  # numbers in x and y of a window that has one batch at least
-PATIENCE = 1.0  # seconds without a progress bar
 READER = ArgumentReader("Scorer")
 
 
@@ -45,8 +42,6 @@ class Scorer:
     Several threads may call a scorer, and so may a forked child. It can be pickled. If it was made from a path, the
     pickle has the path in place of the layer: a process that gets it reads the file when it scores something for the
     first time, once for all scorers of that file, and raises a ValueError if the layer is another one.
-
-    On a terminal a call that takes longer than a second shows its progress, if rich is installed.
 
     Parameters
     ----------
@@ -104,9 +99,7 @@ class Scorer:
             expected = "expected 'last' or a function, as the layer gives only the last step"
             raise ValueError(f"{READER.caller}: output is {output!r}; {expected}")
         self._layer: BaseLayer[Any] | None = layer
-        self._output, self._batch = output, READER.integer("batch", batch)
-        if self._batch < 1:
-            raise ValueError(f"{READER.caller}: batch is {self._batch}; expected at least 1")
+        self._output, self._batch = output, READER.at_least(1, "batch", batch)
         READER.thread_number(num_threads)
         self._num_threads = num_threads
 
@@ -163,32 +156,21 @@ class Scorer:
         if not isinstance(sequences, (list, tuple, np.ndarray)):
             return self._score_windows(layer, values)
         arrays = [_read(layer, k, value) for k, value in enumerate(values)]
-        with _counting_steps(sum(map(len, arrays))) as count:
-            return self._score(layer, arrays, 0, count)
+        return self._score(layer, arrays, 0)
 
     def _score_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
-        """Iterate over the results for sequences that need not be in memory as a whole."""
-        first = 0
-        with _counting_steps(None) as count:
-            for arrays in self._read_windows(layer, values):
-                yield from self._score(layer, arrays, first, count)
-                first += len(arrays)
-
-    def _read_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
-        """Iterate over the sequences, as many at a time as are sorted together."""
-        arrays, held = list[Array](), 0
+        """Iterate over the results for sequences, of which as many are in memory at a time as are sorted together."""
+        arrays, held, first = list[Array](), 0, 0
         width = layer.input_size + layer.output_size
         for k, value in enumerate(values):
             arrays.append(np.array(_read(layer, k, value), layer.dtype))
             held += len(arrays[-1]) * width
             if len(arrays) >= (self._batch if held >= ENOUGH else WINDOW * self._batch):
-                yield arrays
-                arrays, held = [], 0
-        yield arrays
+                yield from self._score(layer, arrays, first)
+                arrays, held, first = [], 0, k + 1
+        yield from self._score(layer, arrays, first)
 
-    def _score(
-        self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
-    ) -> list[Any]:
+    def _score(self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int) -> list[Any]:
         """Return the results for sequences in memory, of which the first one has the number `first`."""
         threads, results = _threads.num_threads(self._num_threads), list[Any](arrays)
         for numbers in _plan_batches([len(array) for array in arrays], self._batch):
@@ -199,7 +181,6 @@ class Scorer:
                 except Exception as error:
                     error.add_note(f"{READER.caller}: output was called with y of sequences[{first + k}]")
                     raise
-            count(sum(map(len, some)))
         return results
 
     def _compute_batch(self, layer: BaseLayer[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
@@ -225,20 +206,6 @@ class Scorer:
                 raise ValueError(f"{READER.caller}: {reason}; expected one with the checksum {self._sha256}")
             self._layer = layer
         return self._layer
-
-
-@contextmanager
-def _counting_steps(total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show progress; yield a function that takes how many more steps have been scored, of `total`."""
-    done = 0
-    with progress(PATIENCE) as tell:
-
-        def count(more: int) -> None:
-            nonlocal done
-            done += more
-            tell("steps scored", done, total)
-
-        yield count
 
 
 # ------------------------------------------------------------------------------------------------------------ sequences
@@ -277,6 +244,11 @@ def _read_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
     """Return the sequences of a column of Arrow's, whose steps have `size` numbers; nothing is copied."""
     types, sequences = pyarrow.types, list[Array]()
 
+    def without_nulls(values: Any) -> Any:
+        if values.null_count:
+            raise ValueError(f"{READER.caller}: sequences has a null; expected numbers")
+        return values
+
     def lengths_of(lists: Any) -> Array:
         if types.is_fixed_size_list(lists.type):
             return np.full(len(lists), lists.type.list_size)
@@ -284,28 +256,15 @@ def _read_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
             return np.asarray(lists.value_lengths())
         raise TypeError(f"{READER.caller}: sequences is a column of {column.type}; expected lists of lists of numbers")
 
-    def refuse(is_bad: Any, ends_of_sequences: Array, reason: str) -> None:
-        """Raise a ValueError about the sequence with the first bad step, if there is one."""
-        if is_bad.any():
-            number = len(sequences) + int(np.searchsorted(ends_of_sequences, is_bad.argmax(), "right"))
-            raise ValueError(f"{READER.caller}: sequences[{number}] {reason}")
-
-    def without_nulls(values: Any, ends_of_sequences: Array, width: int = 1) -> Any:
-        if values.null_count:
-            is_null = np.reshape(values.is_null(), (-1, width)).any(axis=1)
-            refuse(is_null, ends_of_sequences, "has a null; expected numbers")
-        return values
-
     for chunk in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
-        lengths = lengths_of(without_nulls(chunk, np.arange(1, len(chunk) + 1)))
-        ends_of_sequences, steps = np.cumsum(lengths), chunk.flatten()
+        lengths, steps = lengths_of(without_nulls(chunk)), chunk.flatten()
         if size != 1 or types.is_nested(steps.type):
-            widths = lengths_of(without_nulls(steps, ends_of_sequences))
-            reason = f"has a step that is not of {size} numbers; expected (t, I) with I={size}"
-            refuse(widths != size, ends_of_sequences, reason)
+            if (lengths_of(without_nulls(steps)) != size).any():
+                reason = f"has a step that is not of {size} numbers; expected (t, I) with I={size}"
+                raise ValueError(f"{READER.caller}: sequences {reason}")
             steps = steps.flatten()
-        rows = without_nulls(steps, ends_of_sequences, size).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
-        sequences += [rows[start:end] for start, end in pairwise([0, *ends_of_sequences.tolist()])]
+        rows = without_nulls(steps).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
+        sequences += [rows[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
     return sequences
 
 
@@ -336,7 +295,8 @@ def _load_once(path: str) -> tuple[BaseLayer[Any], str]:
     """Read the layer in a file and its checksum: once for each process, unless the file is replaced."""
     status = os.stat(path)
     with _reading:
-        return _read_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
+        layer_and_sum = _read_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    return layer_and_sum  # not within, where tests let Ctrl-C strike between the reading and the end of the block
 
 
 @functools.lru_cache(maxsize=8)

@@ -74,9 +74,7 @@ class Sessions:
         reader = ArgumentReader("Sessions")
         if not isinstance(layer, BaseLayer):
             raise TypeError(f"{reader.caller}: layer is {short(layer)}; expected a layer, quantized or not")
-        capacity = reader.integer("capacity", capacity)
-        if capacity < 1:
-            raise ValueError(f"{reader.caller}: capacity is {capacity}; expected at least 1")
+        capacity = reader.at_least(1, "capacity", capacity)
         self._stream = layer.stream(capacity)
         self._shape, self._dtype = (layer.input_size,), layer.dtype
         self._sessions: dict[int, _Session] = {}
@@ -179,9 +177,7 @@ class Sessions:
             Another step is running.
         """
         if limit is not None:
-            limit = ArgumentReader("Sessions.step").integer("limit", limit)
-            if limit < 1:
-                raise ValueError(f"Sessions.step: limit is {limit}; expected at least 1, or None")
+            limit = ArgumentReader("Sessions.step").at_least(1, "limit", limit)
         mine = False
         try:
             with self._lock:

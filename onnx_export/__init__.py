@@ -8,7 +8,7 @@ A file or folder imports from those above it. All models consist of what ``cells
 
 =======================  ===========================================================================================
 ``text.py``              graph text: ONNX's textual syntax with two additions
-``nodes.py``             nodes of any kind: made, read, renamed, selected; `check_outputs`: no output is a constant
+``nodes.py``             nodes of any kind: made, read, renamed, selected
 ``activations.py``       activations and their slopes as graph text
 
 ``cells/``               the nodes of an op or of a layer's cell

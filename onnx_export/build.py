@@ -13,7 +13,7 @@ from blockcell.optable import LETTERS, Tensor, sizes_of
 
 from .cells.body import doc_string, op_function, op_nodes
 from .cells.config import Config, Form, Value, input_tensors, op_config
-from .forms import make_in_form
+from .forms import choose_form
 from .nodes import DOMAIN, make_model, make_node
 
 
@@ -49,12 +49,10 @@ def build(
         gradient has no default. An ``activation`` is a name or a tuple, as of `blockcell.RNN`.
     provider : {"cpu", "cuda", "webgpu"}
         Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``.
-    loop : {"scan", "unroll", "native", "loop"}, optional
-        What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); ONNX's
-        own LSTM, GRU or RNN (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a
-        Loop.
-        The results are the same. None: "scan"; for "cuda" "native" where cuDNN computes it, else "scan"; for "webgpu",
-        where each step of a Scan copies arrays to the host and back, "native" where it is possible, else "unroll".
+    loop : {"scan", "unroll", "loop"}, optional
+        What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); a Loop.
+        The results are the same. None: "scan"; for "webgpu", where each step of a Scan copies arrays to the host and
+        back, "unroll".
     functions : bool
         True: one node, named like the op, with a body that the model brings along. False: the body's nodes themselves,
         for runtimes that know no functions. With ``static``, a Scan's body then ends in copies of its results, as tract
@@ -64,9 +62,9 @@ def build(
     static : bool
         A Scan form has two versions of the loop, of which the one for sequences of full length is spared the masks that
         zero what lies past ``seq_len_max``; and steps that are written out read their arrays from one Split. True: for
-        runtimes that do without: only the other version, in "native" a loop only where T is free, no Split with more
-        than 7 outputs, which WebGPU needs, and no Concat with more than 32 inputs, which CUDA graphs do not capture.
-        For the providers of a GPU it is True in any case.
+        runtimes that do without: only the other version, no Split with more than 7 outputs, which WebGPU needs, and no
+        Concat with more than 32 inputs, which CUDA graphs do not capture. For the providers of a GPU it is True in any
+        case.
 
     Returns
     -------
@@ -85,7 +83,8 @@ def build(
     """
 
     form = Form(opset=opset, static=static, inlined=not functions)
-    return make_in_form(op, provider, loop, form, lambda form: _model(op_config(op, dtype, sizes, attrs, form)))
+    form = choose_form(op, provider, loop, form, lambda form: [op_config(op, dtype, sizes, attrs, form)])
+    return _model(op_config(op, dtype, sizes, attrs, form))
 
 
 def _model(c: Config) -> ModelProto:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,26 +14,15 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
-from blockcell.convert import from_onnx
 from blockcell.errors import short
-from blockcell.files import ArrayInFile, check_arrays, leaf_descriptions, weights_of
-from blockcell.layers import Layer
-from blockcell.layers.loading import build_layer, described_output, described_sizes, described_state
+from blockcell.files import leaf_descriptions, weights_of
+from blockcell.layers.loading import described_state
 from blockcell.layers.structure import STATES, read_parts
 from blockcell.loss import LOSSES
-from blockcell.optable import DTYPES, Array, sizes_of
-from blockcell.optim import OPTIMIZERS, clip_global_norm
+from blockcell.optable import DTYPES, Array
+from blockcell.optim import OPTIMIZERS
 
-from .cells.config import NODE_WEIGHTS
-from .layers.signature import (
-    NEW,
-    LayerArrays,
-    Signature,
-    layer_signature,
-    put_first,
-    step_memory,
-    step_signature,
-)
+from .layers.signature import LayerArrays, Signature, layer_signature, step_memory, step_signature
 
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
@@ -58,21 +46,21 @@ class ModelCall:
         self._reader = ArgumentReader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
-        self._outputs = [value.name for value in model.graph.output]
+        self._output_dims = {value.name: _dims(value.type.tensor_type) for value in model.graph.output}
         self._states = [
             prefix + name for prefix, cell in leaf_descriptions(tree) for name in STATES[cell["type"]]._fields
         ]
         self._with_state = not self._states or any(name.endswith("_prev") for name in self._inputs)
-        shapes = self._weight_shapes()
-        names = (prefix + tensor.name for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
-        self._weights = {name: shapes[name] for name in names if name in shapes}
-
-    def _weight_shapes(self) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of arrays of which some are weights."""
-        return self._dims
+        self._weights: dict[str, Sequence[Any]] = {}
+        """The shapes of the weights that are inputs, by name."""
+        if not {"d_y", "target"}.isdisjoint(self._inputs):
+            tensors = ((prefix, tensor) for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
+            is_optional = {prefix + tensor.name: tensor.kind == "peephole" for prefix, tensor in tensors}
+            names = [name for name in is_optional if name in self._dims or not is_optional[name]]
+            self._weights = {name: self._dims.get(name, []) for name in names}
 
     def _arrays(self) -> LayerArrays:
-        """Check the layer's arrays and return their shapes."""
+        """Return the shapes of the layer's arrays as the model's inputs and outputs have them."""
         kind, x = self._inputs["x"].elem_type if "x" in self._inputs else 0, _dims(self._inputs.get("x"))
         rows = x[:-1]
         if kind not in KINDS or not all(
@@ -80,15 +68,8 @@ class ModelCall:
             for size, letter in itertools.zip_longest(rows[::-1], "BT"[: max(1, len(rows))])
         ):
             raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
-        dtype = helper.tensor_dtype_to_np_dtype(kind)
-        check_arrays(self.tree, {name: ArrayInFile(dtype, tuple(shape), 0) for name, shape in self._weights.items()})
-        sizes = {prefix: described_sizes(cell, prefix, self._weights) for prefix, cell in leaf_descriptions(self.tree)}
-        states = {
-            prefix + name: [rows[-1], sizes[prefix][name]]
-            for prefix, cell in leaf_descriptions(self.tree)
-            for name in STATES[cell["type"]]._fields
-        }
-        return LayerArrays(kind, x, described_output(self.tree, "", rows, sizes), states, self._weights)
+        states = {name: self._output_dims.get(name, []) for name in self._states}
+        return LayerArrays(kind, x, self._output_dims.get("y", []), states, self._weights)
 
     def _compare(self, signature: Signature) -> None:
         """Raise a ValueError unless the model's inputs and outputs have these types; keep the inputs' dtypes."""
@@ -128,21 +109,6 @@ class ModelCall:
                 values[name] = name, value
         sizes: dict[str, int] = {}
         return {name: self._read(name, *values[name], sizes) for name in self._inputs}
-
-    def _state_of(self, feeds: Mapping[str, Array], form: str) -> Any:
-        """Return the state whose arrays have names of this form among the inputs; None if they are no inputs."""
-        if not self._states or form.format(self._states[0]) not in feeds:
-            return None
-        return self._state(self.tree, "", lambda name: feeds[form.format(name)])
-
-    def _layer(self, feeds: Mapping[str, Array]) -> Layer:
-        """Return the layer with the weights that are inputs, or that are in the model."""
-        if next(iter(self._weights)) in feeds:
-            return build_layer(self.tree, feeds)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of weights that quantize_dynamic has rounded
-            layer: Layer = from_onnx(self._model)
-            return layer
 
     # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -224,38 +190,29 @@ class LayerCall(ModelCall):
         self._result: Any = namedtuple("Outputs", fields)  # type: ignore[misc]
         self._compare(layer_signature(self._arrays(), self._takes, train))
 
-    def _weight_shapes(self) -> Mapping[str, Sequence[Any]]:
-        if "d_y" in self._inputs:
-            return self._dims
-        stored = {tensor.name: [*tensor.dims] for tensor in self._model.graph.initializer}
-        shapes: dict[str, Sequence[Any]] = dict(stored)
-        for full_name, shape in stored.items():
-            if full_name.endswith("_quantized"):  # by onnxruntime's quantize_dynamic
-                name = full_name.removesuffix("_quantized")
-                is_transposed = name.rpartition(".")[2] in NODE_WEIGHTS
-                shapes.setdefault(name, [*shape[:1], *shape[:0:-1]] if is_transposed else shape)
-        return shapes | _shapes_of_native(self.tree, shapes)
-
     def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
         """Return the model's outputs where B is 0: nothing, and gradients of zero."""
-        shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
-        sizes_of_outputs = ([sizes.get(dim.dim_param, dim.dim_value) for dim in shape] for shape in shapes)
-        return [np.zeros(sizes_of_output, self._dtypes["x"]) for sizes_of_output in sizes_of_outputs]
+        shapes = (
+            [sizes.get(size, 0) if isinstance(size, str) else size for size in dims]
+            for dims in self._output_dims.values()
+        )
+        return [np.zeros(shape, self._dtypes["x"]) for shape in shapes]
 
-    def without_steps(self, feeds: Mapping[str, Array]) -> Any:
-        """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan fails on no steps."""
-        layer = self._layer(feeds)
-        y, last, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
-        fields = {"y": y, "state": last}
-        if "grads" in self._result._fields:
-            d_last = self._state_of(feeds, "d_{}")
-            fields["d_x"], d_first, fields["grads"] = layer.backward(tape, feeds["d_y"], d_last)
-            fields |= {"d_state": d_first} if "d_state" in self._result._fields else {}
-        return self._result(**fields)
+    def with_a_step(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Return inputs with one step, behind the ends of all rows: onnxruntime's Scan fails on no steps."""
+        if "lengths" not in feeds:
+            expected = "expected at least one step, as the model was exported without lengths"
+            raise ValueError(f"{self._reader.caller}: x has shape {feeds['x'].shape}; {expected}")
+        return {
+            name: np.zeros((1, *array.shape[1:]), array.dtype) if self._dims[name][:1] == ["T"] else array
+            for name, array in feeds.items()
+        }
 
-    def result(self, outputs: Iterable[Array]) -> Any:
-        """Return the layer's results."""
-        arrays = dict(zip(self._outputs, outputs, strict=True))
+    def result(self, outputs: Iterable[Array], has_steps: bool = True) -> Any:
+        """Return the layer's results; the inputs of a run that has no steps are those of `with_a_step`."""
+        arrays = dict(zip(self._output_dims, outputs, strict=True))
+        if not has_steps:
+            arrays |= {name: arrays[name][:0] for name, dims in self._output_dims.items() if dims[:1] == ["T"]}
         fields = {"y": arrays["y"], "state": self._state(self.tree, "", arrays.__getitem__)}
         if "d_x" in arrays:
             fields["d_x"] = arrays["d_x"]
@@ -277,20 +234,21 @@ class StepCall(ModelCall):
         if loss not in [*LOSSES] or optimizer not in [*OPTIMIZERS]:
             raise ValueError(f"blockcell.training is {short(json.dumps(training))}; expected a loss and an optimizer")
         self.weight_names = [*self._weights]
-        self._loss, self._optimizer, self._max_norm = LOSSES[loss], OPTIMIZERS[optimizer], settings.get("max_norm")
-        self._settings = {name: settings[name] for name in self._optimizer.defaults if name in settings}
-        self._rate = self._optimizer.defaults.get("learning_rate")
-        self.memory_names = [*put_first(step_memory(self._optimizer, self._weights, 0), ["step"])]
+        loss_row, optimizer_row = LOSSES[loss], OPTIMIZERS[optimizer]
+        self._rate = optimizer_row.defaults.get("learning_rate")
+        self.memory_names = [*step_memory(optimizer_row, self._weights, 0)]
         row_inputs = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
         state = ["state"] * (self._with_state and bool(self._states))
         self._takes = ["x", "target", "learning_rate", *row_inputs, *state]
         arrays = self._arrays()
-        self._compare(step_signature(arrays, self._takes, self._loss, self._optimizer, self._max_norm is not None))
-        self._classes = arrays.y[-1] if self._loss.target == "classes" else None
+        clips = settings.get("max_norm") is not None
+        self._compare(step_signature(arrays, self._takes, loss_row, optimizer_row, clips))
+        self._classes = arrays.y[-1] if loss_row.target == "classes" else None
         self.dtype = self._dtypes["x"]
         for name in [*self._weights, *self.memory_names]:  # which are no arguments of a step
             del self._inputs[name]
-        self._result: Any = namedtuple("Step", ["loss", *["norm"] * ("norm" in self._outputs), "y", *state])  # type: ignore[misc]
+        fields = ["loss", *["norm"] * clips, "y", *state]
+        self._result: Any = namedtuple("Step", fields)  # type: ignore[misc]
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         if self._rate is not None and arguments.get("learning_rate") is None:
@@ -299,6 +257,9 @@ class StepCall(ModelCall):
         if not 0 <= feeds["learning_rate"] < np.inf:
             value = short(arguments["learning_rate"])
             raise ValueError(f"{self._reader.caller}: learning_rate is {value}; expected 0 <= learning_rate < inf")
+        if 0 in feeds["x"].shape[:-1]:  # onnxruntime's Scan fails on no steps, and some providers end without rows
+            shape = feeds["x"].shape
+            raise ValueError(f"{self._reader.caller}: x has shape {shape}; expected at least a step and a row")
         if isinstance(self._classes, int):
             self._check_labels(feeds, self._classes)
         return feeds
@@ -345,24 +306,6 @@ class StepCall(ModelCall):
             arrays[name] = array.astype(dtype)
         return arrays
 
-    def without_steps(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute the outputs of a step, by name, where T or B is 0: by the layer, the loss and the optimizer.
-
-        ``feeds`` are all inputs of the model, with the weights and what the optimizer keeps.
-        """
-        layer = self._layer(feeds)
-        y, _, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
-        value, d_y = self._loss.function(y, feeds["target"], mask=feeds.get("mask"))
-        grads, outputs = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
-        if self._max_norm is not None:
-            grads, norm = clip_global_norm(grads, self._max_norm)
-            outputs["norm"] = np.array(norm)
-        memory = {name: feeds[name] for name in self.memory_names} or None
-        rate = float(feeds["learning_rate"])
-        for after in self._optimizer.function(layer.weights, grads, memory, learning_rate=rate, **self._settings):
-            outputs |= {NEW + name: array for name, array in after.items()}
-        return outputs | {name: feeds[f"{name}_prev"] for name in self._states if f"{name}_prev" in feeds}
-
     def step_result(self, outputs: Mapping[str, Array]) -> Any:
         """Return the step's results, from the outputs by name."""
         fields: dict[str, Any] = {"y": outputs["y"]}
@@ -375,23 +318,3 @@ class StepCall(ModelCall):
 def _dims(kind: Any) -> list[int | str]:
     """Return the shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
-
-
-def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights of cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for prefix, cell in leaf_descriptions(tree):
-        packed_shapes = {name: tuple(stored[prefix + name]) for name in NODE_WEIGHTS if prefix + name in stored}
-        if "R" not in packed_shapes:
-            continue
-        inputs, hidden = ((packed_shapes.get(name) or (0,))[-1] for name in ("W", "R"))
-        rows = {"LSTM": 4, "GRU": 3}.get(cell["type"], 1) * hidden
-        expected = {"W": (1, rows, inputs), "R": (1, rows, hidden), "B": (1, 2 * rows)}
-        if "P" in packed_shapes:
-            expected["P"] = (1, 3 * hidden)
-        if packed_shapes != expected:
-            names = f"its {prefix}W, R and B" if "P" not in packed_shapes else f"its {prefix}W, R, B and P"
-            raise ValueError(f"{names} have the shapes {[*packed_shapes.values()]}; expected {[*expected.values()]}")
-        tensors = [tensor for tensor in weights_of(cell) if tensor.kind != "peephole" or "P" in packed_shapes]
-        shapes |= {prefix + tensor.name: sizes_of(tensor.shape, {"I": inputs, "H": hidden}) for tensor in tensors}
-    return shapes

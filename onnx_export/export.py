@@ -17,7 +17,8 @@ from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
 from .cells import integers
-from .cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, check_sizes
+from .cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_sizes
+from .forms import choose_form
 from .layers.layer_graph import LayerGraph
 from .layers.weights import is_int8, stored_weights
 from .layers.writing import check_layer_and_path, write_model
@@ -92,15 +93,18 @@ def export(
         Which of onnxruntime's providers is to run the model; chooses ``loop`` where it is None, and ``static``, as in
         `build`.
     loop : {"scan", "unroll", "native", "loop"}, optional
-        What runs the steps, as in `build`. "unroll" needs ``sizes["T"]``; "native" takes LSTMs that do not clip or
-        project, GRUs and RNNs, with activations that ONNX's nodes have, neither gradients nor resets, and no float16.
+        What runs the steps, as in `build`, or, of "native", ONNX's own LSTMs, GRUs and RNNs. "unroll" needs
+        ``sizes["T"]``; "native" takes LSTMs that do not clip or project, GRUs and RNNs, with activations that ONNX's
+        nodes have, neither gradients nor resets, and no float16. None: for "cuda" and "webgpu" "native" where the
+        provider has such nodes, and else as in `build`.
     dtype : optional
         float32, float64 or float16; None for that of the layer. The weights are converted.
     activations : {"int8", "float32"}, optional
         Of a layer with matrices quantized to int8; "int8" unless given.
 
         - "int8": at every step rows are quantized and multiplied in integers, by standard operators that have the
-          kernels' sums. The codes are unsigned then, with 128 for zero. Needs opset 18; "native" does not take it.
+          kernels' sums. The codes are unsigned then, with 128 for zero. Needs opset 18; "native" takes it of dense
+          layers alone.
         - "float32": a small file that every runtime takes. The matrices become float32 outside the loop, by a Cast and
           a Mul, and nothing else is rounded: the model is that of ``layer.dequantize()``.
 
@@ -146,20 +150,20 @@ def export(
     inputs = {"lengths": lengths and not streaming, "reset": reset, "state": state, "d_state": state}
     takes = [name for name, is_input in inputs.items() if is_input]
 
-    def make(form: Form) -> ModelProto:
-        check_form("export", form)
-        if integer:
-            _check_integers(structure, stored, form)
+    def graph_in(form: Form) -> LayerGraph:
         # Tools such as quantize_dynamic look for a node of ONNX's own in the graph.
         form = replace(form, inlined=not functions or form.loop == "native")
         # Of the weights a loop "native" makes those of its nodes.
-        graph = LayerGraph("export", structure, kind, fixed, form, takes, train, streaming, dict(stored), integer)
-        return graph.model()
+        return LayerGraph("export", structure, kind, fixed, form, takes, train, streaming, dict(stored), integer)
 
     size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
-    return write_model("export", path, provider, loop, Form(opset=opset, static=static), make)
+    form = Form(opset=opset, static=static)
+    form = choose_form("export", provider, loop, form, lambda form: graph_in(form).configs())
+    if integer:
+        _check_integers(structure, stored, opset)
+    return write_model("export", path, graph_in(form).model)
 
 
 def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activations: str | None) -> bool:
@@ -179,14 +183,11 @@ def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activa
     return activations != FLOAT32 and any(name.endswith(".scale") for name in layer._arrays_of_file())
 
 
-def _check_integers(layer: Layer, weights: Mapping[str, Array], form: Form) -> None:
-    """Raise a ValueError unless a model can have its products in integers."""
+def _check_integers(layer: Layer, weights: Mapping[str, Array], opset: int) -> None:
+    """Raise a ValueError unless a model of this opset can have its products in integers."""
     message = "export: activations is 'int8'"
-    if form.loop == "native":
-        expected = "expected another loop, or activations='float32'"
-        raise ValueError(f"{message} and loop 'native', whose nodes multiply in float32; {expected}")
-    if form.opset < REDUCE_AXES_OPSET:
-        raise ValueError(f"{message} and opset {form.opset}; expected {REDUCE_AXES_OPSET} or newer")
+    if opset < REDUCE_AXES_OPSET:
+        raise ValueError(f"{message} and opset {opset}; expected {REDUCE_AXES_OPSET} or newer")
     for prefix, cell in layer._leaves().items():
         if not is_int8(cell, prefix, weights):
             continue

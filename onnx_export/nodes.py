@@ -12,7 +12,6 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy
 from blockcell import __version__
 
 DOMAIN = "blockcell"
-CONSTANT, INPUT = "a constant", "an input"
 make_node, make_value_info = helper.make_node, helper.make_tensor_value_info
 Nodes = list[NodeProto]
 ElementTypes = Mapping[str, int]  # ONNX's numbers, by the names of values
@@ -35,9 +34,6 @@ def make_model(
 
     `with_domain` says whether it imports the domain of the functions, and of nodes that call them.
     """
-    known = {value.name: INPUT for value in graph.input} | {array.name: CONSTANT for array in graph.initializer}
-    outputs = [value.name for value in graph.output]
-    check_outputs(graph.name, graph.node, known, outputs, {function.name: function for function in functions})
     imports = [helper.make_opsetid("", opset)]
     model: ModelProto = helper.make_model(
         graph,
@@ -78,41 +74,6 @@ def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
     """Yield all nodes of a model: those of its graph and its functions, and in their bodies."""
     for container in (model.graph, *model.functions):
         yield from nodes_within(container.node)
-
-
-# ------------------------------------------------------------------------------------------------------------- outputs
-def check_outputs(
-    caller: str,
-    nodes: Iterable[NodeProto],
-    known: dict[str, str],
-    outputs: Iterable[str],
-    functions: Mapping[str, FunctionProto],
-) -> dict[str, str]:
-    """Raise a ValueError if an output, also of a body, is CONSTANT or INPUT: what no node computes in a run.
-
-    `known` has the values that are so, and gets those of the nodes; it is returned. A value that depends on constants
-    alone is one, as onnxruntime computes it when it loads the model, and so is a shape, as a session may fix sizes.
-    """
-    for node in nodes:
-        if node.domain == DOMAIN:
-            callee = functions[node.op_type]
-            given = {name: known[value] for name, value in zip(callee.input, node.input, strict=True) if value in known}
-            within = check_outputs(caller, callee.node, given, (), functions)
-            pairs = zip(callee.output, node.output, strict=True)
-            known |= {value: within[name] for name, value in pairs if name in within}
-        elif node.op_type in ("Shape", "Size") or all(known.get(name) == CONSTANT for name in names_read([node])):
-            known |= dict.fromkeys(node.output, CONSTANT)
-        elif node.op_type == "Identity" and node.input[0] in known:
-            known[node.output[0]] = known[node.input[0]]
-        for body in bodies(node):
-            results = body.output[1:] if node.op_type == "Loop" else body.output  # without whether to go on
-            inside = known | {value.name: INPUT for value in body.input}
-            check_outputs(caller, body.node, inside, [value.name for value in results], functions)
-    for name in outputs:
-        if name in known:
-            message = f"{caller}: the output {name} is {known[name]}, which no node computes; onnxruntime may copy it"
-            raise ValueError(f"{message} while a GPU still computes; expected a result of numbers in an input")
-    return known
 
 
 # --------------------------------------------------------------------------------------------------- values' names

@@ -184,9 +184,9 @@ class RuntimeModel:
             if "fallback to CPU EP" in str(error):
                 raise RuntimeError(
                     f"provider is {self.provider!r}, but it has no kernel for a part of {self._model.graph.name}; "
-                    "expected a model of opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has "
-                    "kernels for LSTMs without peephole and GRUs that reset after the product alone; of layers, "
-                    f"loop='loop' needs sizes T and B (onnxruntime: {error})"
+                    "expected a model of opset 15 to 20 and, of layers, another loop: 'native' has kernels for LSTMs "
+                    "without peephole and GRUs that reset after the product alone, and 'loop' needs sizes T and B "
+                    f"(onnxruntime: {error})"
                 ) from error
             if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
                 graph_name = short(self._model.graph.name)
@@ -229,10 +229,6 @@ class SteppingModel(RuntimeModel):
         super().__init__(model, provider, sizes)
         outputs = [value.name for value in model.graph.output]
         self._others = [name for name in outputs if name.removeprefix(NEW) not in kept.inputs]
-        self.keep(kept)
-
-    def keep(self, kept: KeptValues) -> None:
-        """Read and write these values from the next run on."""
         self._kept = kept
         self._bound: dict[int, tuple[Any, list[tuple[int, ...]], list[Any]]] = {}
         """A binding, the inputs' shapes and the other outputs, by the set of kept values that is read."""

@@ -22,8 +22,8 @@ from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import build
 from .call import KINDS, LayerCall, StepCall
-from .cells.config import LOOPS, Value, check_attributes, input_tensors, native_cell
-from .forms import FORMS, SLOW
+from .cells.config import LOOPS, Value, check_attributes, input_tensors
+from .forms import SLOW
 from .nodes import nodes_of
 from .runtime import PROVIDERS, NodePlacement, RuntimeModel, why_no_dtype, why_not
 
@@ -128,16 +128,16 @@ class Session(BaseSession[RuntimeModel]):
         super().__init__(metadata.op.name if metadata.op else model.graph.name, provider, model)
         self.op, self.attributes = metadata.op, metadata.attributes
         self._layer = metadata.call
-        self._native = metadata.loop == "native"
         self.dtype = _dtype(model)
         self._reader = ArgumentReader(self._name)
         self._inputs = [value.name for value in model.graph.input]
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
-        self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
-        loop = build_options.get("loop")
-        self._forms = FORMS[provider] if loop is None else [{"loop": loop}]
-        if self._native and provider == "cpu" and self.dtype == np.float64:
+        is_op_name = isinstance(op_or_model, str)
+        self._rebuilt = build_options | {"op": op_or_model, "provider": provider} if is_op_name else {}
+        if self.op and metadata.loop == "native":  # of an older blockcell; without rows it may end the process
+            raise ValueError(f"{self._name}: the model is an op with loop='native'; expected one that is built anew")
+        if metadata.loop == "native" and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
         if reason := why_no_dtype(provider, self.dtype):
             raise ValueError(f"{self._name}: dtype is {self.dtype} and provider {provider!r}, but {reason}")
@@ -174,15 +174,15 @@ class Session(BaseSession[RuntimeModel]):
             sizes = self._free_sizes(feeds)
             if sizes.get("B") == 0:  # on which onnxruntime fails, before 1.32, where it multiplies in integers
                 return self._layer.result(self._layer.without_rows(sizes))
-            if sizes.get("T") == 0:
-                return self._layer.without_steps(feeds)
-            return self._layer.result(self._model_for(sizes).run(feeds))
+            has_steps = sizes.get("T") != 0
+            feeds = feeds if has_steps else self._layer.with_a_step(feeds)
+            return self._layer.result(self._model_for(self._free_sizes(feeds)).run(feeds), has_steps)
         self._check_names(arguments)
         feeds = {name: self._read(name, arguments[name]) for name in self._inputs}
         sizes = self._check_sizes(feeds)
-        trusted = self.provider == "cpu" and not self._native  # with sizes of 0: some of the others end the process
-        if self.op and (sizes.get("T") == 0 or (0 in (sizes.get("B"), sizes.get("H")) and not trusted)):
-            return self._result(*self._zeros(self.op, sizes))  # onnxruntime's Scan fails on no steps
+        # onnxruntime's Scan fails on no steps, and some providers end the process without rows or cells.
+        if self.op and (sizes.get("T") == 0 or (0 in (sizes.get("B"), sizes.get("H")) and self.provider != "cpu")):
+            return self._result(*self._zeros(self.op, sizes))
         return self._result(*self._model_for(sizes).run(feeds))
 
     def _zeros(self, op: Op, sizes: dict[str, int]) -> list[Array]:
@@ -194,19 +194,10 @@ class Session(BaseSession[RuntimeModel]):
         return [np.zeros(sizes_of(tensor.shape, sizes), self.dtype) for tensor in op.outputs]
 
     def _start(self, sizes: dict[str, int]) -> RuntimeModel:
-        """Build an op for these sizes in the first form that is exact and that the provider runs, or start a model."""
+        """Build an op for these sizes, or start a model."""
         if not self._rebuilt:
             return RuntimeModel(self.model, self.provider, sizes)
-        *first_forms, last = self._forms
-        for options in first_forms:
-            try:
-                return RuntimeModel(self._build(options, sizes), self.provider)
-            except (RuntimeError, ValueError):
-                continue
-        return RuntimeModel(self._build(last, sizes), self.provider)
-
-    def _build(self, options: Mapping[str, Any], sizes: dict[str, int]) -> ModelProto:
-        return build(**{**(self._rebuilt or {}), **options, "sizes": sizes, "static": True})
+        return RuntimeModel(build(**self._rebuilt | {"sizes": sizes, "static": True}), self.provider)
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _check_names(self, arguments: Mapping[str, Any]) -> None:
@@ -274,8 +265,6 @@ class Session(BaseSession[RuntimeModel]):
                 fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built_sizes)
                 expected = f"expected ({fixed_sizes}), as the model was built"
                 raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
-        if self._native and sizes.get("I") == 0 and native_cell(self.op) != "RNN":
-            raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
         if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes.get("T", 0):
             expected = f"expected 0 <= seq_len_max <= T = {sizes.get('T', 0)} from x"
             raise ValueError(f"{self._name}: seq_len_max is {feeds['seq_len_max']}; {expected}")

@@ -3,8 +3,8 @@
 A word left of the bar is a condition, one of `Config.conditions`: the line counts only if it holds.
 
 ==========  ============================================================================================
-cell        one step alone: of a cell, or of a sequence whose steps a node of ONNX's own runs
-sequence    all steps of a sequence, in a loop that is written here
+cell        one step alone
+sequence    all steps of a sequence
 fused       x and h have one product together, [x, h_prev] @ w
 split       x and h have a product each
 peephole    with peepholes; ``no_peep``: without; ``i_peep``: i has one, too
@@ -36,14 +36,11 @@ gradient to a, ``d_b * a_from_b``. In graphs, a name that ends in ``_live`` is a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from onnx import NodeProto, defs, parser
-
-from blockcell.gates import ORDERS, gate_names
 
 LINE = re.compile(r"(\w*) *\| (?P<outputs>.*?) = (?P<op>\w+ (?:<.*?> )?)\((?P<inputs>.*?)\) *(?:#.*)?")
 CONDITIONS = (
@@ -69,11 +66,6 @@ class Program:
     after: str = ""
 
 
-def in_onnx_order(layout: str, form: str, **names: str) -> str:
-    """Return names in ONNX's order of the gates, such as "w_i, w_o, w_f, w_ci" of the form "w_{}"; some are given."""
-    return ", ".join(names.get(gate, form.format(gate)) for gate in gate_names(ORDERS[f"ONNX {layout}"]))
-
-
 class TextParser:
     """Turns graph text into nodes, given the conditions that hold.
 
@@ -96,7 +88,7 @@ class TextParser:
         Raises
         ------
         SyntaxError
-            A line has another form, or a name in it is not known; the message says which, and what may be meant.
+            A line has another form, or a name in it is not known; the message says which.
         """
         nodes = []
         for number, line in enumerate(text.strip().splitlines(), 1):
@@ -163,6 +155,4 @@ def expand_text(
 def _check_name(kind: str, name: str, known_names: Collection[str]) -> None:
     """Raise a SyntaxError unless the name is known."""
     if name not in known_names:
-        nearest = difflib.get_close_matches(name, sorted(known_names), 1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise SyntaxError(f"there is no {kind} {name}{hint}")
+        raise SyntaxError(f"there is no {kind} {name}")

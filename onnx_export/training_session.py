@@ -15,7 +15,6 @@ from blockcell.layers import Layer
 from blockcell.optable import Array
 
 from .call import StepCall
-from .layers.signature import NEW
 from .layers.writing import check_layer_and_path
 from .runtime import KeptValues, SteppingModel, why_no_dtype
 from .session import BaseSession, check_provider, load_model, read_metadata, warn_of_slow
@@ -113,14 +112,7 @@ class TrainingSession(BaseSession[SteppingModel]):
             A rank, size or range is wrong. In any case the weights stay as they are.
         """
         feeds = self._call.feeds(arguments)
-        if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan fails on no steps, and some providers end without rows
-            outputs = self._call.without_steps(feeds | self.weights | self.optimizer_state)
-            self._kept = KeptValues({name: outputs[NEW + name] for name in self._kept.inputs}, self.provider)
-            for running in self._running.values():
-                running.keep(self._kept)
-        else:
-            outputs = self._model_for(self._free_sizes(feeds)).step(feeds)
-        return self._call.step_result(outputs)
+        return self._call.step_result(self._model_for(self._free_sizes(feeds)).step(feeds))
 
     @property
     def weights(self) -> dict[str, Array]:

@@ -150,7 +150,7 @@ def verify(
     names = [ops] if isinstance(ops, str) else list(OPS if ops is None else ops)
     all_sizes = [SIZES | dict(op_sizes) for op_sizes in ([sizes] if isinstance(sizes, Mapping) else sizes)]
     kinds = [op_config("GRUBlockCell", dtype).dtype for dtype in ([dtypes] if isinstance(dtypes, str) else dtypes)]
-    runtimes = available() if providers is None else [providers] if isinstance(providers, str) else list(providers)
+    runtimes = list_runtimes() if providers is None else [providers] if isinstance(providers, str) else list(providers)
     for provider in runtimes:
         if provider not in RUNTIMES:
             raise ValueError(f"provider is {provider!r}; expected one of {', '.join(RUNTIMES)}")
@@ -164,7 +164,7 @@ def verify(
     return Report(rows)
 
 
-def available() -> list[str]:
+def list_runtimes() -> list[str]:
     """Return the runtimes that are installed."""
     from .runtime import why_not
 

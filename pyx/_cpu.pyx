@@ -49,7 +49,7 @@ for _level, _default in enumerate((32 << 10, 1 << 20, 32 << 20)):  # bytes, wher
 this_machine.only_part = -1
 this_machine.prefetching = prefetching(os.environ.get("BLOCKCELL_PREFETCH"))
 # The constants of machine.h, measured with calls of layers on one core and two (Zen 4, AVX-512).  Only their ratios
-# matter, and a factor of three changes few plans for the worse (benchmarks/scaling.py --vary).
+# matter, and a factor of three changes few plans for the worse.
 # Products of four rows and more:
 this_machine.speed = 105
 # Such products are as fast from L2, so it gives at least 54.  L3 gave as much to one core, and memory 25, but other

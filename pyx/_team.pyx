@@ -16,7 +16,7 @@ import warnings
 
 from schedule.backoff cimport BackOff, allowed_threads, count_cost, count_limited_time, reset_back_off
 from schedule.runs cimport KernelFunction
-from schedule.team cimport nanoseconds
+from schedule.team cimport Team, nanoseconds, own_cpu, start_team, take_cpu
 
 cdef extern from "schedule/startable.h":
     int started_threads
@@ -116,3 +116,14 @@ cdef long long call_kernel(void *kernel, int ready) except? -1:
 def run_for_tests(kernel, int planned):
     """Run a kernel that is a function of Python's, which takes the number of threads that are ready."""
     run(planned, call_kernel, <void *> kernel)
+
+
+def take_cpus_for_tests(int count):
+    """Return the CPUs that a team of so many threads takes; this thread plays all of them, one after the other."""
+    cdef Team team
+    start_team(&team, 1, count)
+    cpus = [own_cpu]
+    while len(cpus) < count:
+        take_cpu(&team)
+        cpus.append(own_cpu)
+    return cpus

@@ -69,8 +69,7 @@ def good_calls_afterwards() -> Iterator[None]:
 @pytest.fixture(params=_kernels.available_levels())
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Layers that are made in the test run on the kernels of one CPU level: its name."""
-    for name, loaded in zip(("KERNELS", "REQUIREMENTS", "LAYERS"), _kernels.load(request.param), strict=True):
-        monkeypatch.setattr(_kernels, name, loaded)
+    monkeypatch.setattr(_kernels, "ENGINES", _kernels.load(request.param))
     return request.param
 
 

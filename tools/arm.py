@@ -2,7 +2,6 @@
 
     python tools/arm.py
     python tools/arm.py short       what every push runs
-    python tools/arm.py build       no tests; build/arm/python is Python for aarch64 then
 
 Needs Debian, with gcc-aarch64-linux-gnu and qemu-user, and the distribution's version of Python.  The same Python for
 arm64, and the libraries below it, are fetched with apt into build/arm, where nothing has to be installed; numpy and
@@ -18,11 +17,9 @@ import shutil
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
-import emulation
 from children import ROOT, copy_checkout, run_successfully
-from emulation import files_of, run_tests
+from emulation import files_of, run_tests, write_python
 
 FOLDER = ROOT / "build" / "arm"
 SYSTEM = FOLDER / "system"  # what Debian has in /
@@ -75,28 +72,13 @@ def fetch_packages() -> None:
     run(sys.executable, "-m", "pip", "install", *options, *(f"--platform={tag}" for tag in TAGS), *PYPI)
 
 
-def fetch() -> None:
-    """Fetch the system and the packages where an earlier run has not."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if not SYSTEM.exists():
-        fetch_system()
-    if not PACKAGES.exists():
-        fetch_packages()
-
-
-def write_python(command: Path, package: Path) -> None:
-    """Write Python for aarch64, which finds blockcell in the folder `package`."""
-    emulator = f'qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM}'
-    emulation.write_python(command, emulator, SYSTEM / f"usr/bin/python{VERSION}", package, PACKAGES)
-
-
-def build(checkout: Path, *command: str) -> None:
-    """Run a command of setup.py in a copy of the checkout; what an earlier build has left there is used."""
-    checkout.mkdir(exist_ok=True)
-    for leftover in checkout.iterdir():
+def build() -> None:
+    """Build a copy of the checkout for aarch64; what an earlier build has left there is used."""
+    CHECKOUT.mkdir(exist_ok=True)
+    for leftover in CHECKOUT.iterdir():
         if leftover.name not in ("build", "blockcell"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    copy_checkout(checkout)
+    copy_checkout(CHECKOUT)
     library, include = SYSTEM / f"usr/lib/python{VERSION}", SYSTEM / "usr/include"
     data = library / "_sysconfigdata__aarch64-linux-gnu.py"
     (FOLDER / "sysconfig").mkdir(exist_ok=True)
@@ -104,7 +86,7 @@ def build(checkout: Path, *command: str) -> None:
     includes = [include / f"python{VERSION}", include, PACKAGES / "numpy/_core/include"]
     # By the first two variables CPython knows what it builds for.
     run(
-        sys.executable, "setup.py", "-q", *command, cwd=checkout,
+        sys.executable, "setup.py", "-q", "build_ext", "--inplace", "egg_info", cwd=CHECKOUT,
         _PYTHON_HOST_PLATFORM="linux-aarch64",
         _PYTHON_SYSCONFIGDATA_NAME=data.stem,
         PYTHONPATH=str(FOLDER / "sysconfig"),
@@ -113,21 +95,22 @@ def build(checkout: Path, *command: str) -> None:
     )  # fmt: skip
 
 
-def main(task: str) -> None:
-    """Build for aarch64 and run tests there: "all", "short", or none of them, "build"."""
+def main(is_short: bool) -> None:
+    """Fetch what an earlier run has not fetched, build for aarch64, and run all files of tests there, or a few."""
     start = time.perf_counter()
     os.environ.pop("BLOCKCELL_LEVELS", None)
-    fetch()
-    write_python(PYTHON, CHECKOUT)
-    build(CHECKOUT, "build_ext", "--inplace", "egg_info")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not SYSTEM.exists():
+        fetch_system()
+    if not PACKAGES.exists():
+        fetch_packages()
+    emulator = f'qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM}'
+    write_python(PYTHON, emulator, SYSTEM / f"usr/bin/python{VERSION}", CHECKOUT, PACKAGES)
+    build()
     print(f"built for aarch64 in {time.perf_counter() - start:.0f} s", flush=True)
-    if task == "build":
-        return
-    files = [f"tests/{name}.py" for name in SHORT_FILES]
-    if task == "all":
-        files = files_of(CHECKOUT, FOLDERS)
+    files = [f"tests/{name}.py" for name in SHORT_FILES] if is_short else files_of(CHECKOUT, FOLDERS)
     run_tests(CHECKOUT, [(file, PYTHON, file) for file in files])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "all")
+    main(sys.argv[1:] == ["short"])

@@ -1,4 +1,4 @@
-"""Run tests under QEMU's emulation of a CPU: what arm.py, cpus.py and wheels.py share. It is no program itself."""
+"""Run tests under QEMU's emulation of a CPU: what arm.py and cpus.py share. It is no program itself."""
 
 from __future__ import annotations
 

@@ -29,13 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 import numpy as np
 from bits import bits, like, same
-from cases import arguments
 from injectors import disturb
 from layer_cases import can_stream, halved_weights, outputs_by_weights
-from scenarios import COMPUTING, GROUPS, SIZES, B, Expected, I, T, expected_results, ignore, make_layers, uniform
+from scenarios import COMPUTING, GROUPS, B, Expected, I, T, expected_results, ignore, make_layers, uniform
 
 import blockcell
-from blockcell import GRU, Scorer, Sessions, raw_ops
+from blockcell import GRU
 
 SECONDS = 20  # after which a child that hangs is killed
 
@@ -54,7 +53,8 @@ def without_threads(limit: str, before: str) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     else:  # less than a thread's stack is left, those of 64 MiB that the test asks for, but enough for the results
         threading.stack_size(64 << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (used_address_space() + (24 << 20), resource.RLIM_INFINITY))
+        address_space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (address_space + (24 << 20), resource.RLIM_INFINITY))
     try:
         threading.Thread(target=ignore).start()
     except RuntimeError:
@@ -75,73 +75,6 @@ def without_threads(limit: str, before: str) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for _, expected in calls:
             expected.check_undisturbed()
-
-
-def used_address_space() -> int:
-    """Return the address space in use, in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def calls_of_layer(name: str, layer: Any, x: np.ndarray) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """Return calls of a layer and of what is made of it, each with what returns the state that it may not change."""
-    y, _, tape = layer.forward(x)
-    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "call": (lambda: layer(x), lambda: 0),
-        "call lengths": (lambda: layer(x, lengths=np.full(B, len(x) - 1)), lambda: 0),
-        "forward": (lambda: layer.forward(x)[:2], lambda: 0),
-        "backward": (lambda: layer.backward(tape, y), lambda: 0),
-    }
-    if can_stream(layer):
-        stream = layer.stream(B)
-        stream.run(x[:3])
-        calls["run"] = lambda: stream.run(x), lambda: stream.state
-        if name != "dense":  # whose stream has no states
-            calls["stream"] = lambda: layer.stream(10**6), lambda: 0
-    if name in ("LSTM", "stack", "bidirectional"):
-        scorer, sequences = Scorer(layer, output="all"), [x[:, b] for b in range(B)]
-        calls["scorer, list"] = lambda: [*scorer(sequences)], lambda: scorer([x[:3, 0]])
-        calls["scorer, iterator"] = lambda: [*scorer(iter(sequences))], lambda: scorer([x[:3, 0]])
-        if can_stream(layer):
-            sessions = Sessions(layer)
-            for sequence in sequences:
-                sessions.feed(sessions.open(), sequence)
-            calls["sessions"] = sessions.step, lambda: sessions.save(3)
-    return calls
-
-
-def little_memory() -> None:
-    """Call without memory for large arrays: MemoryError, the object is as it was, and works once there is memory."""
-    steps = 5_000  # results of 20 MB; of 12 MB, there would be memory
-    x = uniform(steps, B, I)
-    sequence = arguments("BlockLSTM", SIZES | {"T": 1}) | {"x": x, "seq_len_max": steps}
-    layers = {name: layer for name, layer in make_layers().items() if name != "LSTM half"}
-    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "BlockLSTM": (lambda: raw_ops.BlockLSTM(**sequence), lambda: 0)
-    }
-    for name, layer in layers.items():
-        calls |= {f"{name}: {call}": both for call, both in calls_of_layer(name, layer, x).items()}
-    resource.setrlimit(resource.RLIMIT_AS, (used_address_space() + (16 << 20), resource.RLIM_INFINITY))
-    for name, (call, state) in calls.items():
-        os.write(2, f"{name}\n".encode())
-        before = bits(state())
-        for _ in range(2):
-            try:
-                call()
-            except MemoryError:
-                pass
-            else:
-                raise AssertionError(f"{name}: there was memory: this shows nothing")
-            assert bits(state()) == before, name
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    for name, layer in layers.items():
-        y = layer(x)[0]
-        assert same(layer.forward(x)[0], y) and same(calls[f"{name}: call"][0]()[0], y)
-        if can_stream(layer):
-            assert same(calls[f"{name}: run"][0](), layer(x, layer(x[:3])[1])[0])
-        for form in ("scorer, list", "scorer, iterator", "sessions"):
-            if call := calls.get(f"{name}: {form}"):
-                outputs = call[0]()
-                assert same([*(outputs.values() if form == "sessions" else outputs)], [*y.swapaxes(0, 1)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- forks
@@ -401,7 +334,7 @@ def share_stream(layer: Any, calls: int) -> int:
     return refused
 
 
-CALLS = (disturb, without_threads, little_memory, threads_of_steps, processes, signals, one_stream)
+CALLS = (disturb, without_threads, threads_of_steps, processes, signals, one_stream)
 MODES = {mode.__name__: mode for mode in (*CALLS, fork_after, fork_inside, fork_during)}
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ were refused and taken, and what the greediest took: seconds of the CPU's time, 
 had.
 
 Run by tests/reliability/test_fuzz.py, in children, so by `make test` and by CI on every push, longer by `make test-all`
-and weekly. A hundred mutants of a target, of which TARGETS lists all, take seconds, of tf_rewired half a minute; all of
+and weekly. A hundred mutants of a target, of TARGETS or MODULES, take seconds, of tf_rewired half a minute; all of
 test_fuzz.py's take a quarter of an hour.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -22,16 +23,14 @@ import signal
 import sys
 import tempfile
 import time
-import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mutations import Generator, change_array, change_bytes, change_json, draw_value, pick
+from mutations import Generator, change_array, change_bytes, change_json, draw_value, fuzz_reader, pick
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, convert, files
 from blockcell.layers.loading import read_any
@@ -41,7 +40,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "lib"))  # what the other files of fuzzers import
 MEMORY, SECONDS = 2**28, 30
 SMALL_MEMORY, CPU_SECONDS = 2**26, 2
-SMALL = ("keras_files", "tf_checkpoint", "tf_graph", "tf_cells", "tf_names", "tf_rewired")  # which may take no more
+MODULES = {
+    "fuzz_onnx": ("from_onnx", "link", "session"),
+    "fuzz_keras": ("keras_files",),
+    "fuzz_tensorflow": ("tf_checkpoint", "tf_graph", "tf_cells", "tf_names", "tf_rewired"),
+}
+SMALL = MODULES["fuzz_keras"] + MODULES["fuzz_tensorflow"]  # which may take no more
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -158,12 +162,7 @@ def change_weights(g: Generator, weights: dict[str, Any]) -> dict[Any, Any]:
 
 def fuzz_weights(read: Callable[[Any], Any], sources: list[dict[str, Any]]) -> Callable[[Generator], bool]:
     """Return a fuzzer that gives changed weights to a function that reads them."""
-
-    def try_mutant(g: Generator) -> bool:
-        """Read changed weights, and return whether they were accepted."""
-        return is_accepted(lambda: read(change_weights(g, pick(g, sources))))
-
-    return try_mutant
+    return fuzz_reader(read, lambda g: change_weights(g, pick(g, sources)))
 
 
 def fuzz_torch() -> Callable[[Generator], bool]:
@@ -211,33 +210,6 @@ def fuzz_keras_weights() -> Callable[[Generator], bool]:
     return fuzz_weights(lambda arrays: convert.from_keras([*arrays.values()], check=False), sources)
 
 
-# -------------------------------------------------------------------------------------------------------------- models
-def fuzz_models(target: str) -> Callable[[Generator], bool]:
-    """Return a fuzzer that gives changed ONNX models to what reads them."""
-    from fuzz_onnx import READERS, change_model
-
-    read, originals = READERS[target]()
-    contents = [model.SerializeToString() for model in originals]
-
-    def try_mutant(g: Generator) -> bool:
-        """Read a changed model, and return whether it was accepted."""
-        model = change_model(g, pick(g, contents))
-        return is_accepted(lambda: read(model))
-
-    return try_mutant
-
-
-def fuzz_files_of_others(target: str) -> Callable[[Generator], bool]:
-    """Return a fuzzer of Keras' files, of a kind of TensorFlow's, or of its graphs with one input rewired."""
-    if target == "keras_files":
-        from fuzz_keras import fuzz_keras
-
-        return fuzz_keras()
-    from fuzz_tensorflow import fuzz_rewired_graphs, fuzz_tensorflow
-
-    return fuzz_rewired_graphs() if target == "tf_rewired" else fuzz_tensorflow(target)
-
-
 # ------------------------------------------------------------------------------------------------------------- running
 TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "npz": lambda: fuzz_files(".npz", change_npz),
@@ -245,33 +217,21 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "from_torch": fuzz_torch,
     "from_tf1": fuzz_tf1,
     "from_keras": fuzz_keras_weights,
-    **{target: partial(fuzz_models, target) for target in ("from_onnx", "link", "session")},
-    **{target: partial(fuzz_files_of_others, target) for target in SMALL},
 }
 
 
-def is_accepted(read: Callable[[], Any]) -> bool:
-    """Call a reader, and return whether it takes what it reads; a TypeError or ValueError with a message refuses it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore",
-                r"from_\w+: (left out|left to the caller|not rounded|a state of its own|arrays do not|weights do not"
-                r"|PyTorch exported|not compared|compared for)",
-                UserWarning,
-            )
-            read()
-    except (TypeError, ValueError) as error:
-        assert str(error)
-        return False
-    return True
+def make_fuzzer(target: str) -> Callable[[Generator], bool]:
+    """Return the fuzzer of a target, from the module that has it: each needs other packages."""
+    modules = [module for module, targets in MODULES.items() if target in targets]
+    targets = importlib.import_module(modules[0]).TARGETS if modules else TARGETS
+    return targets[target]()  # type: ignore[no-any-return]
 
 
 def run(target: str, seed: int, numbers: range, note: int | None) -> dict[str, float]:
     """Try the mutants of these numbers, within limits of time and memory; return counts, and what the greediest took.
 
     The number of each mutant is written to the open file `note` before it is read."""
-    try_mutant, counts, seconds = TARGETS[target](), Counter[str](), 0.0
+    try_mutant, counts, seconds = make_fuzzer(target), Counter[str](), 0.0
     np.seterr(all="ignore")  # numbers may be any
     try_mutant(np.random.default_rng(seed))  # whatever is loaded once
     with open("/proc/self/statm") as file:

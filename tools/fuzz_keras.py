@@ -23,7 +23,7 @@ import h5py
 import keras_forms as forms
 import numpy as np
 from keras_forms import drawn, entry, functional, sequential
-from mutations import Generator, change_array, change_bytes, change_json, pick
+from mutations import EXPECTED_WARNINGS, Generator, change_array, change_bytes, change_json, pick
 
 from blockcell import FormatError, convert
 from blockcell.convert import ConversionError
@@ -317,7 +317,8 @@ def fuzz_keras() -> Callable[[Generator], bool]:
 def read(path: Path, weights: Path | None) -> Any:
     """Read a layer from a file, or from an architecture and a file of weights."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", r"from_keras: (left out|arrays do not|the layers are|not compared)", UserWarning
-        )
+        warnings.filterwarnings("ignore", EXPECTED_WARNINGS, UserWarning)
         return convert.from_keras(path, weights=weights)
+
+
+TARGETS = {"keras_files": fuzz_keras}

@@ -1,6 +1,6 @@
 """Damage ONNX models, for fuzz.py: the fields of their messages, and their bytes.
 
-READERS has what reads them, by target: `convert.from_onnx`, `onnx_export.link` and `onnx_export.Session`.
+They are read by `convert.from_onnx`, `onnx_export.link` and `onnx_export.Session`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from mutations import Generator, change_bytes, pick
-from onnx import ModelProto, TensorProto, helper, load_from_string, numpy_helper
+from mutations import Generator, change_bytes, fuzz_reader, pick
+from onnx import ModelProto, NodeProto, TensorProto, helper, load_from_string, numpy_helper, parser
 
 import onnx_export
 import onnx_export.session
@@ -99,89 +99,60 @@ def draw_scalar(g: Generator, field: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------- convert.from_onnx
-def make_constant(array: Any, name: str) -> TensorProto:
-    """Return an initializer of this name."""
-    return numpy_helper.from_array(np.asarray(array), name)
+FOLDED = """
+    sizes = Shape (rnn_X)
+    T = Gather <axis = 0> (sizes, zero)
+    is_five = Equal (T, five)
+    rnn_W = If (is_five) <
+        then_branch = usual () => (float[] W1) {
+            u, v = Split <axis = 0> (w, parts)
+            vu = Concat <axis = 0> (v, u)
+            t = Transpose <perm = [1, 0]> (vu)
+            tt = Transpose <perm = [1, 0]> (t)
+            W1 = Unsqueeze (tt, zero)
+        },
+        else_branch = other () => (float[] W2) {
+            s = Slice (w, zero, parts, zero)
+            W2 = Cast <to = 1> (s)
+        }
+    >"""
+"""Nodes that make weights of constants, in an If that always takes the same branch."""
+LEARNED = """
+    sizes = Shape (rnn_X)
+    B = Gather (sizes, one)
+    to = Concat <axis = 0> (one, B, size)
+    z = Expand (h0, to)
+    zz = Tile (h0, ones)"""
+"""Nodes that repeat a constant first state for each row."""
+ZEROS = """
+    z = ConstantOfShape (shape)
+    zz = Expand (z, shape)"""
 
 
-def make_model(layer: Any, state_nodes: list[Any], state_names: list[str]) -> ModelProto:
-    """Return a model of a layer, whose first states have these names, after nodes that make them."""
+def make_model(node: NodeProto, arrays: dict[str, Any], nodes: str = "", shape: str = "T,B,I") -> ModelProto:
+    """Return a model of a node with constants, behind nodes in ONNX's text; x has the shape."""
+    text = f"(float[{shape}] rnn_X, float[D,B,H] h, float[D,B,H] c) => (float[T,D,B,H] rnn_Y) {{ {nodes} }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {text}')
+    model.graph.node.append(node)
+    model.graph.initializer.extend([numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()])
+    return model
+
+
+def make_layer_model(layer: Any, states: list[str], nodes: str = "", **constants: Any) -> ModelProto:
+    """Return a model of a layer, whose first states have these names, behind nodes that make them of constants."""
     node, arrays = convert.to_onnx(layer)
     node.input.extend([""] * (5 - len(node.input)))
-    node.input[5:7] = state_names
-    infos = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in ("rnn_X", "rnn_Y", "h", "c")
-    ]
-    initializers = [make_constant(array, name) for name, array in arrays.items()]
-    initializers.append(make_constant([1, 2, 3], "shape"))
-    graph = helper.make_graph([*state_nodes, node], "g", [infos[0], *infos[2:]], infos[1:2], initializers)
-    return helper.make_model(graph)
+    node.input[5:7] = states
+    node.attribute.extend([helper.make_attribute("clip", np.inf)] * isinstance(layer, RNN))
+    return make_model(node, arrays | constants, nodes)
 
 
 def make_folded_model() -> ModelProto:
     """Return a GRU whose weights nodes make of constants, in an If that always takes the same branch."""
-    model = make_model(GRU.init(2, 3, seed=0), [], ["h"])
-    W = numpy_helper.to_array(model.graph.initializer[0])[0]
-    model.graph.initializer[0].CopyFrom(make_constant(np.concatenate([W[6:], W[:6]]), "w"))
-    branches = [
-        helper.make_graph(body, "branch", [], [helper.make_tensor_value_info(body[-1].output[0], 1, None)])
-        for body in (
-            [helper.make_node("Split", ["w", "parts"], ["u", "v"], axis=0),
-             helper.make_node("Concat", ["v", "u"], ["vu"], axis=0),
-             helper.make_node("Transpose", ["vu"], ["t"], perm=[1, 0]),
-             helper.make_node("Transpose", ["t"], ["tt"], perm=[1, 0]),
-             helper.make_node("Unsqueeze", ["tt", "zero"], ["W1"])],
-            [helper.make_node("Slice", ["w", "zero", "parts", "zero"], ["s"]),
-             helper.make_node("Cast", ["s"], ["W2"], to=TensorProto.FLOAT)],
-        )
-    ]  # fmt: skip
-    first_nodes = [
-        helper.make_node("Shape", ["rnn_X"], ["sizes"]),
-        helper.make_node("Gather", ["sizes", "zero"], ["T"], axis=0),
-        helper.make_node("Equal", ["T", "five"], ["is_five"]),
-        helper.make_node("If", ["is_five"], ["rnn_W"], then_branch=branches[0], else_branch=branches[1]),
-    ]
-    last_nodes = [*model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend([*first_nodes, *last_nodes])
-    for size in (5, 1, 2):
-        model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
-    model.graph.value_info.append(helper.make_tensor_value_info("rnn_W", TensorProto.FLOAT, None))
-    constants = {"parts": [3, 6], "zero": [0], "five": [5]}
-    model.graph.initializer.extend([make_constant(array, name) for name, array in constants.items()])
-    return model
-
-
-def make_integer_model(lstm: LSTM) -> ModelProto:
-    """Return a DynamicQuantizeLSTM, of 8-bit integers, in place of a model of an LSTM."""
-    g = np.random.default_rng(0)
-    names = ["rnn_X", "W", "R", "B", "", "h", "c", "", "W_scale", "W_zero_point", "R_scale", "R_zero_point"]
-    node = helper.make_node("DynamicQuantizeLSTM", names, ["rnn_Y"], domain="com.microsoft", hidden_size=3)
-    model = make_model(lstm, [], ["h", "c"])
-    del model.graph.initializer[:], model.graph.node[:]
-    model.graph.node.append(node)
-    shapes = {"W": (1, 2, 12), "R": (1, 3, 12), "W_zero_point": (1, 12), "R_zero_point": (1, 12)}
-    tensors = {name: g.integers(-128, 128, shape).astype(np.int8) for name, shape in shapes.items()}
-    tensors |= {name: np.full((1, 12), 0.01, np.float32) for name in ("W_scale", "R_scale")}
-    tensors["B"] = np.zeros((1, 24), np.float32)
-    model.graph.initializer.extend([make_constant(array, name) for name, array in tensors.items()])
-    return model
-
-
-def make_model_with_learned_states(layer: Any) -> ModelProto:
-    """Return a layer whose first states are constants that nodes repeat for each row."""
-    nodes = [
-        helper.make_node("Shape", ["rnn_X"], ["sizes"]),
-        helper.make_node("Gather", ["sizes", "one"], ["B"]),
-        helper.make_node("Concat", ["one", "B", "size"], ["to"], axis=0),
-        helper.make_node("Expand", ["h0", "to"], ["z"]),
-        helper.make_node("Tile", ["h0", "ones"], ["zz"]),
-    ]
-    model = make_model(layer, nodes, ["z", "zz"][: 1 + isinstance(layer, LSTM)])
-    arrays = {"one": [1], "size": [3], "ones": [1, 1, 1], "h0": np.ones((1, 1, 3), np.float32)}
-    model.graph.initializer.extend([make_constant(array, name) for name, array in arrays.items()])
-    model.graph.node[-1].attribute.extend([helper.make_attribute("clip", 9.5)] * isinstance(layer, RNN))
-    return model
+    node, arrays = convert.to_onnx(GRU.init(2, 3, seed=0))
+    [W] = arrays.pop("rnn_W")
+    constants = {"w": np.concatenate([W[6:], W[:6]]), "parts": [3, 6], "zero": [0], "five": [5]}
+    return make_model(node, arrays | constants, FOLDED, "5,1,2")
 
 
 def read_layer(model: ModelProto) -> Any:
@@ -195,26 +166,24 @@ def make_models_of_layers() -> Source:
 
     There are nodes with states that are inputs, constants and computed, in either direction; activations with
     parameters, coupled gates and a clip; weights that nodes make of constants, also in a branch that is always taken;
-    an LSTM of 8-bit integers; whole models, as PyTorch's exporters write them, with one node behind another and a head,
+    whole models, as PyTorch's exporters write them, with one node behind another and a head,
     and as onnx_export does.
     """
     set_num_threads(1)  # the stacks of threads count as memory
     golden = np.load(GOLDEN / "torch_onnx.npz")
-    zeros = [helper.make_node("ConstantOfShape", ["shape"], ["z"]), helper.make_node("Expand", ["z", "shape"], ["zz"])]
     lstm = LSTM.init(2, 3, seed=0, use_peephole=True)
     hard = {"recurrent_activation": ("hard_sigmoid", 0.2, 0.5)}
-    unusual_layers = [
-        RNN.init(2, 3, seed=0),
-        LSTM.init(2, 3, seed=0, coupled=True, use_peephole=True, **hard),
-        GRU.init(2, 3, seed=0, activation=("leaky_relu", 0.01), **hard),
-    ]
+    learned = {"one": [1], "size": [3], "ones": [1, 1, 1], "h0": np.ones((1, 1, 3), np.float32)}
     return read_layer, [
-        *map(make_model_with_learned_states, unusual_layers),
-        make_model(lstm, [], ["h", "c"]),
-        make_model(lstm, zeros, ["z", "zz"]),
+        make_layer_model(RNN.init(2, 3, seed=0), ["z"], LEARNED, **learned),
+        make_layer_model(
+            LSTM.init(2, 3, seed=0, coupled=True, use_peephole=True, **hard), ["z", "zz"], LEARNED, **learned
+        ),
+        make_layer_model(GRU.init(2, 3, seed=0, activation=("leaky_relu", 0.01), **hard), ["z"], LEARNED, **learned),
+        make_layer_model(lstm, ["h", "c"]),
+        make_layer_model(lstm, ["z", "zz"], ZEROS, shape=[1, 2, 3]),
+        make_layer_model(Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), ["zz"], ZEROS, shape=[1, 2, 3]),
         make_folded_model(),
-        make_integer_model(lstm),
-        make_model(Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), zeros, ["zz"]),
         *(load_from_string(bytes(golden[f"{name}/model"])) for name in ("two lstm", "two bidirectional gru, dynamo")),
         onnx_export.export(Stack([GRU.init(2, 3, seed=0), LSTM.init(3, 2, seed=0)]), None, loop="native"),
     ]
@@ -294,8 +263,15 @@ def make_models_for_sessions() -> Source:
     ]
 
 
-READERS: dict[str, Callable[[], Source]] = {
-    "from_onnx": make_models_of_layers,
-    "link": make_models_of_ops,
-    "session": make_models_for_sessions,
+def fuzz_models(make_source: Callable[[], Source]) -> Callable[[Generator], bool]:
+    """Return a fuzzer that gives changed models to what reads them."""
+    read, originals = make_source()
+    contents = [model.SerializeToString() for model in originals]
+    return fuzz_reader(read, lambda g: change_model(g, pick(g, contents)))
+
+
+TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
+    "from_onnx": lambda: fuzz_models(make_models_of_layers),
+    "link": lambda: fuzz_models(make_models_of_ops),
+    "session": lambda: fuzz_models(make_models_for_sessions),
 }

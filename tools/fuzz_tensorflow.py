@@ -17,6 +17,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,7 @@ def fuzz_rewired_graphs() -> Callable[[Generator], bool]:
         """Read a graph with one change, and return whether as many cells are taken as before."""
         path, file, content, usable_before, slots = pick(g, cases)
         slot = pick(g, slots)
-        mutant = rewiring.change_slot(content, slot, pick(g, slot.replacements))
+        mutant = rewiring.replace_value(content, slot.path, slot.encode(pick(g, slot.replacements)))
 
         def read() -> int:
             """Read all, and return how many cells are not refused."""
@@ -331,3 +332,9 @@ def fuzz_tensorflow(kind: str) -> Callable[[Generator], bool]:
         return variables is not None
 
     return try_mutant
+
+
+TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
+    **{kind: partial(fuzz_tensorflow, kind) for kind in KINDS},
+    "tf_rewired": fuzz_rewired_graphs,
+}

@@ -1,9 +1,10 @@
-"""Change bytes, JSON and arrays at random, for fuzz.py and its targets. It is no program itself."""
+"""Change bytes, JSON and arrays at random, and give them to readers, for all fuzzers. It is no program itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,27 @@ def change_array(g: Generator, array: Any) -> Any:
             return array.T.copy()
         case _:
             return np.zeros((), array.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- readers
+EXPECTED_WARNINGS = (
+    r"from_\w+: (left out|left to the caller|not rounded|a state of its own|arrays do not|weights do not"
+    r"|PyTorch exported|not compared|compared for|the layers are)"
+)
+
+
+def fuzz_reader(read: Callable[[Any], Any], draw_mutant: Callable[[Generator], Any]) -> Callable[[Generator], bool]:
+    """Return a fuzzer that gives what it draws to a reader; a TypeError or ValueError with a message refuses it."""
+
+    def try_mutant(g: Generator) -> bool:
+        """Read a mutant, and return whether it was accepted."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", EXPECTED_WARNINGS, UserWarning)
+                read(draw_mutant(g))  # which refuses some changes itself
+        except (TypeError, ValueError) as error:
+            assert str(error)
+            return False
+        return True
+
+    return try_mutant

@@ -30,7 +30,7 @@ from layer_cases import LAYERS, draw, halved_weights, outputs_by_weights, run_al
 
 import blockcell
 from blockcell import _team
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell.optable import OPS
 
 GRIDS = ((2, 1), (1, 2), (1, 3), (2, 4), (8, 1), (1, 8))  # groups, members

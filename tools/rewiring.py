@@ -1,22 +1,20 @@
 """Rewire one input of one node of a graph, or change one whole number: valid files that say what no program writes.
 
-`list_slots` lists all that may be changed in a graph, node by node, and `change_slot` makes one change.
+`list_slots` lists all that may be changed in a graph, node by node, and `replace_value` makes one change.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tf_files import VARINT, decode_fields, encode_fields, varint
 
 NUMBERS = [-(2**63), -(2**31), -17, -3, -2, -1, 0, 1, 2, 3, 5, 64, 2**20, 2**31 - 1, 2**62]
 _MAX_ENTRIES = 4  # entries of a tensor that are changed
-_INTEGERS: dict[int | bytes, tuple[str, int]] = {
-    3: ("<i", 7),
-    9: ("<q", 10),
-}  # dtypes: how numbers lie in a file, and the field path they stand one by one
+_INTEGERS: dict[int | bytes, tuple[str, int]] = {3: ("<i", 7), 9: ("<q", 10)}
+"""Of dtypes: how numbers lie in the bytes of a tensor, and the field where they stand one by one."""
 
 
 class Slot(NamedTuple):
@@ -24,8 +22,8 @@ class Slot(NamedTuple):
 
     path: tuple[int, ...]
     """The positions of the fields that lead to it."""
-    form: str
-    """"input", "number" of a field, "varints" in one, or a form of `struct` and the byte: "<i at 4"."""
+    encode: Callable[[Any], int | bytes]
+    """Takes a replacement to the new value of the field."""
     replacements: Sequence[str | int]
     """What may stand there, also what does."""
 
@@ -50,15 +48,6 @@ def replace_value(data: bytes, path: Sequence[int], value: int | bytes) -> bytes
         value = replace_value(old_value, path[1:], value)
     fields[path[0]] = number, wire_type, value
     return encode_fields(fields)
-
-
-def value_at(data: bytes, path: Sequence[int]) -> int | bytes:
-    """Return the value of the field at a path."""
-    value: int | bytes = data
-    for k in path:
-        assert isinstance(value, bytes)
-        value = decode_fields(value)[k][2]
-    return value
 
 
 def first_text(data: bytes, number: int) -> str:
@@ -88,7 +77,7 @@ def _slots_of_body(nodes: Sequence[tuple[tuple[int, ...], bytes]], names: Sequen
     for path, node in nodes:
         for k, (number, _, _) in enumerate(decode_fields(node)):
             if number == 3:
-                yield Slot((*path, k), "input", replacements)
+                yield Slot((*path, k), str.encode, replacements)
         yield from (slot._replace(path=(*path, *slot.path)) for slot in _number_slots(node))
 
 
@@ -97,43 +86,39 @@ def _number_slots(node: bytes) -> Iterator[Slot]:
     for path, value in messages_in(node, 5, 2):
         for k, (number, wire_type, content) in enumerate(decode_fields(value)):
             if number in (3, 5) and wire_type == VARINT:
-                yield Slot((*path, k), "number", _numbers_near(content))
+                yield _number_slot((*path, k), content)
         for inner_path, numbers in messages_in(value, 1):
             for k, (number, _, content) in enumerate(decode_fields(numbers)):
                 if number == 3:
-                    slot_form = "number" if isinstance(content, int) else "varints"
-                    yield Slot((*path, *inner_path, k), slot_form, _numbers_near(content))
+                    yield _number_slot((*path, *inner_path, k), content)
         for inner_path, tensor in messages_in(value, 8):
             fields = decode_fields(tensor)
             dtype = next((content for number, _, content in fields if number == 1), 0)
             form, entry_field = _INTEGERS.get(dtype, ("", 0))
             for k, (number, _, content) in enumerate(fields):
                 if form and number == entry_field:
-                    slot_form = "number" if isinstance(content, int) else "varints"
-                    yield Slot((*path, *inner_path, k), slot_form, _numbers_near(content))
+                    yield _number_slot((*path, *inner_path, k), content)
                 elif form and number == 4 and isinstance(content, bytes):
                     size = struct.calcsize(form)
-                    limit = 2 ** (8 * size - 1)
                     for start in range(0, min(len(content), _MAX_ENTRIES * size), size):
-                        (old_number,) = struct.unpack_from(form, content, start)
-                        replacements = [n for n in _numbers_near(old_number) if -limit <= n < limit]
-                        yield Slot((*path, *inner_path, k), f"{form} at {start}", replacements)
+                        yield _entry_slot((*path, *inner_path, k), content, form, start)
 
 
-def _numbers_near(old_number: int | bytes) -> list[int]:
-    """Return numbers that may stand in place of another."""
-    return [*NUMBERS, old_number - 1, old_number + 1] if isinstance(old_number, int) else NUMBERS
+def _number_slot(path: tuple[int, ...], old_value: int | bytes) -> Slot:
+    """Return the slot of a field with a number, or with packed varints, in place of which one stands."""
+    if isinstance(old_value, int):
+        return Slot(path, lambda number: number % 2**64, [*NUMBERS, old_value - 1, old_value + 1])
+    return Slot(path, varint, NUMBERS)
 
 
-def change_slot(data: bytes, slot: Slot, replacement: str | int) -> bytes:
-    """Return the graph with another input or number in a slot."""
-    if isinstance(replacement, str):
-        return replace_value(data, slot.path, replacement.encode())
-    if slot.form == "number":
-        return replace_value(data, slot.path, replacement % 2**64)
-    if slot.form == "varints":
-        return replace_value(data, slot.path, varint(replacement))
-    form, _, start = slot.form.partition(" at ")
-    content = bytearray(value_at(data, slot.path))  # type: ignore[arg-type]
-    struct.pack_into(form, content, int(start), replacement)
-    return replace_value(data, slot.path, bytes(content))
+def _entry_slot(path: tuple[int, ...], content: bytes, form: str, start: int) -> Slot:
+    """Return the slot of an entry in the bytes of a tensor."""
+
+    def encode(number: int) -> bytes:
+        """Return the bytes with this entry."""
+        new_content = bytearray(content)
+        struct.pack_into(form, new_content, start, number)
+        return bytes(new_content)
+
+    (old_number,), limit = struct.unpack_from(form, content, start), 2 ** (8 * struct.calcsize(form) - 1)
+    return Slot(path, encode, [n for n in (*NUMBERS, old_number - 1, old_number + 1) if -limit <= n < limit])

@@ -8,20 +8,23 @@ Every kind of layer, quantized or not, stream, op, backward pass and PyTorch ope
 have the bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any
 size; the others are drawn.  BLOCKCELL_LEVEL says at which CPU level.
 
-Run by `sanitizers.py memory`, and by hand.  A PLAN takes a second, one drawn call of each kind a few seconds.
+Run by `sanitizers.py memory`, and by hand; checksums.py draws the same calls.  A PLAN takes a second, one drawn call of
+each kind a few seconds.
 """
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
 import copy
+import importlib.util
 import itertools
 import json
 import os
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +38,15 @@ from kernel_cases import DTYPES, run, sizes_of
 from layer_cases import LAYERS, can_stream, draw, run_all
 
 import blockcell
-from blockcell import LSTM, Dense, _team
-from blockcell._bind import bind
+from blockcell import LSTM, Dense, _team, activations
+from blockcell._kernels import bind
 from blockcell.optable import OPS
 
 SCHEMES = ["float16", "int8"]
-TORCH = ["LSTM", "GRU", "RNN"]
 MAX_OPERATIONS = 4 * 10**7  # T * B * H * (I + H), at most
+ACTIVATIONS = [name for name in activations.PARAMETERS if name != "exponential"]  # which soon gives NaNs of any sign
 Generator = np.random.Generator
+Call = Callable[[], list[np.ndarray]]
 comparisons: Counter[str] = Counter()
 
 
@@ -66,26 +70,22 @@ def draw_machine(g: Generator) -> tuple[dict[str, Any], int]:
     return machine, threads
 
 
-def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, Any], threads: int) -> None:
-    """Compare the results of a call on one thread with those on many; exit if any bits differ."""
-    with on_threads(1), with_machine(groups=1, members=1):
-        expected = call()
+def run_on_machine(call: Call, machine: dict[str, Any], threads: int) -> list[np.ndarray]:
+    """Return the results of a call on a machine that was drawn."""
     with on_threads(threads), with_machine(**machine):
         _team.set(threads, threads)  # on which a grid of more threads makes do with fewer groups or members
-        results = call()
-    if not same(results, expected):
-        sys.exit("not the bits of one thread")
-    comparisons[kind] += 1
+        return call()
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
-def op_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
-    """Return a call of an op."""
-    args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
+def op_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Call:
+    """Return a call of an op, with any activation if it takes one."""
+    activation = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
+    args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype], activation=activation)
     return lambda: list(run(name, args, call=bind(OPS[name]).run))
 
 
-def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
+def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Call:
     """Return a call of inference, forward and backward pass, of rows that end or start anew or do neither."""
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, DTYPES[dtype])
@@ -102,7 +102,7 @@ def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> C
     return call
 
 
-def quantized_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str) -> Callable[[], list[Any]]:
+def quantized_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str) -> Call:
     """Return a call of a quantized layer, of rows that may end."""
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, np.float32)
@@ -117,10 +117,10 @@ def quantized_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str)
     return call
 
 
-def stream_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str | None) -> Callable[[], list[Any]]:
-    """Return a call of steps and runs of a stream, of all rows and of some."""
-    T, B, I, H = sizes
-    layer = LAYERS[name](I, H, np.float32)
+def stream_call(g: Generator, name: str, sizes: tuple[int, ...], storage: tuple[str, str | None]) -> Call:
+    """Return a call of steps and runs of a stream, of all rows and of some; the layer may be quantized."""
+    (T, B, I, H), (dtype, scheme) = sizes, storage
+    layer = LAYERS[name](I, H, DTYPES[dtype])
     streaming_layer = layer.quantize(scheme) if scheme else layer
     x, rows = draw(layer, T, B)[0], np.flatnonzero(g.random(B) < 0.5)
     lengths = g.integers(0, T + 1, len(rows))
@@ -134,7 +134,7 @@ def stream_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str | N
     return call
 
 
-def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
+def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> Call:
     """Return a call of the kernels of PyTorch's operators on arrays, forward and back, in one direction."""
     T, B, I, H = sizes
     projection = int(g.integers(1, H)) if kind == "lstm" and H > 1 and g.random() < 0.4 else 0
@@ -164,7 +164,7 @@ def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> 
     return call
 
 
-def torch_call(g: Generator, kind: str, sizes: tuple[int, ...]) -> Callable[[], list[np.ndarray]]:
+def torch_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> Call:
     """Return a call of a PyTorch module of two layers, in one or both directions, or of a single step."""
     import torch
 
@@ -197,47 +197,41 @@ def torch_call(g: Generator, kind: str, sizes: tuple[int, ...]) -> Callable[[], 
     return call
 
 
-def draw_calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.ndarray]]]]:
-    """Yield one call of each kind: the kind, the case that was drawn, and what runs it."""
-    dtype = lambda: str(g.choice([*DTYPES]))  # noqa: E731
-    for name in OPS:
-        case = name, draw_sizes(g), dtype()
-        yield "ops", case, op_call(g, *case)
-    for name in LAYERS:
-        sizes = draw_sizes(g)
-        case = name, sizes, dtype()
-        yield "layers", case, layer_call(g, *case)
-        quantized_case = name, sizes, SCHEMES[g.integers(len(SCHEMES))]
-        yield "quantized", quantized_case, quantized_call(g, *quantized_case)
-        stream_case = name, sizes, SCHEMES[g.integers(len(SCHEMES))] if g.random() < 0.7 else None
-        if can_stream(LAYERS[name](1, 1, np.float32)):
-            yield "streams", stream_case, stream_call(g, *stream_case)
-    for kind in torch_layout.GATES:
-        case = kind, draw_sizes(g), dtype()
-        yield "PyTorch's layout", case, layout_call(g, *case)
-    if has_torch():
-        for kind in TORCH:
-            torch_case = kind, draw_sizes(g)
-            yield "PyTorch", torch_case, torch_call(g, *torch_case)
+STORAGE = [*((dtype, None) for dtype in DTYPES), *(("float32", scheme) for scheme in SCHEMES)]
+KINDS: dict[str, tuple[Callable[..., Callable[[], list[np.ndarray]]], Collection[str], Sequence[Any]]] = {
+    "ops": (op_call, OPS, [*DTYPES]),
+    "layers": (layer_call, LAYERS, [*DTYPES]),
+    "quantized": (quantized_call, LAYERS, SCHEMES),
+    "streams": (stream_call, [name for name in LAYERS if can_stream(LAYERS[name](1, 1, np.float32))], STORAGE),
+    "PyTorch's layout": (layout_call, torch_layout.GATES, [*DTYPES]),
+    "PyTorch": (torch_call, ["LSTM", "GRU", "RNN"], ["float32"]),
+}
+"""What makes calls of a kind, of what, and how numbers are stored."""
 
 
-def has_torch() -> bool:
-    """Return whether PyTorch is installed."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return False
-    return True
+def draw_calls(seed: int, number: int, kinds: Collection[str]) -> Iterator[tuple[str, Call, dict[str, Any], int]]:
+    """Yield a call of each op or layer of these kinds: what was drawn, what runs it, a machine, a number of threads.
+
+    A call follows from the seed, the number, and what is called."""
+    for kind in kinds:
+        make_call, names, storages = KINDS[kind]
+        for name in names:
+            g = np.random.default_rng([seed, number, zlib.crc32(f"{kind} {name}".encode())])
+            case = name, draw_sizes(g), storages[g.integers(len(storages))]
+            yield f"{kind}: {case}", make_call(g, *case), *draw_machine(g)
 
 
 def check_drawn_calls(seed: int, numbers: range) -> None:
-    """Check the drawn calls of each kind that have these numbers, and print each before, as it may end the process."""
+    """Check the drawn calls that have these numbers, and print each before, as it may end the process."""
+    kinds = [kind for kind in KINDS if kind != "PyTorch" or importlib.util.find_spec("torch")]
     for number in numbers:
-        g = np.random.default_rng([seed, number])
-        for kind, case, call in draw_calls(g):
-            machine, threads = draw_machine(g)
-            os.write(2, f"draw {seed} {number}:{number + 1}, {kind}: {case} {machine} on {threads} threads\n".encode())
-            check(kind, call, machine, threads)
+        for case, call, machine, threads in draw_calls(seed, number, kinds):
+            os.write(2, f"draw {seed} {number}:{number + 1}, {case} {machine} on {threads} threads\n".encode())
+            with on_threads(1), with_machine(groups=1, members=1):
+                expected = call()
+            if not same(run_on_machine(call, machine, threads), expected):
+                sys.exit("not the bits of one thread")
+            comparisons[case.partition(":")[0]] += 1
 
 
 # --------------------------------------------------------------------------------------------------- one kind of plan

@@ -22,15 +22,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from .. import __version__, build_info
 from ..activations import Activation, canonical
 from ..errors import plain
-from ..files import check_regular
 from ..layers import Layer, Quantized, Stack
 from ..layers.loading import read_any
-from ..optable import DTYPES, LETTERS, OPS, SCHEMES, Array
+from ..optable import DTYPES, LETTERS, OPS
 from ..progress import progress
 from .terminal import print_json, print_table, say
 
@@ -47,29 +44,18 @@ RUNTIMES = {  # by the names that `onnx_export.verify` has for them
 }
 
 
-_KERAS_OPTIONS = ("weights", "recurrent_activation", "reset_after")
-
-
 class MissingPackage(Exception):
     """A command needs packages that are not installed."""
-
-
-class UsageError(Exception):
-    """Options that do not go together."""
 
 
 # --------------------------------------------------------------------------------------------------------- the commands
 def info(options: argparse.Namespace) -> int:
     """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
 
-    With the PATH of a file that ``layer.save`` wrote: its layer, and how it is quantized. If it is float32 and not
-    quantized, also what it costs to quantize it: how many bytes remain, and how far y is off. That depends on the data:
-    give your own, an array (T, B, I) that numpy.save wrote.
+    With the PATH of a file that ``layer.save`` wrote: its layer, the sizes of it, and how it is quantized.
     """
     if options.path is not None:
         return layer_info(options)
-    if options.data is not None:
-        raise UsageError("--data is for a saved layer: expected its PATH, too")
     if options.json:
         print_json(build_info())
     else:
@@ -79,8 +65,7 @@ def info(options: argparse.Namespace) -> int:
 
 def layer_info(options: argparse.Namespace) -> int:
     saved = read_any(options.path)
-    layer = saved.dequantize() if isinstance(saved, Quantized) else saved
-    assert isinstance(layer, Layer)
+    layer: Any = saved.dequantize() if isinstance(saved, Quantized) else saved
     about: dict[str, Any] = {
         "layer": repr(layer),
         "input_size": layer.input_size,
@@ -90,57 +75,14 @@ def layer_info(options: argparse.Namespace) -> int:
         "weights": sum(array.size for array in layer.weights.values()),
         "file_bytes": options.path.stat().st_size,
     }
-    if layer is not saved and options.data is not None:
-        raise UsageError(f"--data is for a layer that is not quantized, and {options.path} is")
-    data_name, x = read_data(options.data, layer)
-    reports, refused = [], {}
-    can_be_quantized = layer.dtype == np.float32 and layer is saved
-    for scheme in SCHEMES if can_be_quantized else ():
-        try:
-            reports.append(layer.quantization_report(scheme, x))
-        except ValueError as error:
-            layer(x)  # x does not fit
-            refused[scheme] = str(error)
     if options.json:
-        report_fields = [report._asdict() for report in reports]
-        json_reports = [
-            {k: None if v != v or v == np.inf else v for k, v in fields.items() if k != "layers"}
-            for fields in report_fields
-        ]
-        print_json(about | {"data": data_name, "reports": json_reports, "refused": refused})
+        print_json(about)
         return 0
     if isinstance(saved._quantization, dict):
         about["quantization"] = ", ".join(f"{prefix}: {scheme}" for prefix, scheme in saved._quantization.items())
     shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else str(x)] for name, x in about.items()]
     print_table(str(options.path), ["", ""], shown)
-    if reports:
-        rows = [["float32", f"{reports[0].nbytes_float32:,}", "", "", "", ""]]
-        for report in reports:
-            most, rms = f"{100 * report.relative_max:.2g} %", f"{100 * report.relative_rms:.2g} %"
-            off = [f"{report.max:.2g}", most, f"{report.rms:.2g}", rms]
-            rows.append([str(report.quantization), f"{report.nbytes:,}", *off])
-        columns = ["quantized to", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
-        print_table(f"What quantization costs; x is {data_name}", columns, rows)
-    for name, why in refused.items():
-        say(f"Not {name}: {why}")
-    if layer is not saved:
-        say("The file of the float32 layer shows what this quantization costs: here its weights are rounded already.")
-    elif layer.dtype != np.float32:
-        say("Only float32 layers can be quantized.")
     return 0
-
-
-def read_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
-    """Return what x is, in words, and x."""
-    if path is None:
-        shape = 100, 8, layer.input_size
-        x = np.random.default_rng(0).standard_normal(shape)
-        return f"standard normal, {shape}, seed 0", x.astype(layer.dtype)
-    check_regular(path, "an array that numpy.save wrote")
-    array = np.load(path, allow_pickle=False)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise ValueError(f"{path} is no array of numbers that numpy.save wrote")
-    return str(path), array.astype(layer.dtype)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -162,9 +104,9 @@ def demo(options: argparse.Namespace) -> int:
         from . import demo
 
         if runs_graphs:
-            from onnx_export.verification import available
+            from onnx_export.verification import list_runtimes
 
-            runtimes = available()
+            runtimes = list_runtimes()
         tell("loading the digits", 1, 1)
         result = demo.run(options.seed, tell, runtimes)
         demo.draw(result, options.output)
@@ -189,10 +131,10 @@ def demo(options: argparse.Namespace) -> int:
     for c in result.checks:
         ours, *theirs = c.worst.values()
         errors = [f"{row.error:.2f}" for row in theirs]
-        rows.append([c.op, f"{ours.error:.2f}", f"{ours.bound:.2f}", ours.output, *errors, f"{c.time_us:.0f}", c.ok])
+        rows.append([c.op, f"{ours.error:.2f}", f"{ours.bound:.2f}", ours.output, *errors, c.ok])
     print_table(
         f"Every op on {demo.CHECKED} held-out digits: the largest error in eps, against float64",
-        ["op", "blockcell:", "bound:", "in output", *(f"{RUNTIMES[name]}:" for name in runtimes), "time, us:", ""],
+        ["op", "blockcell:", "bound:", "in output", *(f"{RUNTIMES[name]}:" for name in runtimes), ""],
         rows,
     )
     if not runtimes:
@@ -243,19 +185,13 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def inspect_file(options: argparse.Namespace) -> int:
-    """Show the RNNs, LSTMs and GRUs in a file of TensorFlow's or Keras', and check each.
+    """Show the RNNs, LSTMs and GRUs in a file of TensorFlow's, and check each.
 
-    PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm; or a file of
-    Keras', .h5, .hdf5, .keras or the .json of an architecture, which needs h5py, and whose layers are shown
-    without a check. TensorFlow and Keras are not needed. Each cell runs beside its layer on random numbers, node by
-    node in float64; the error is in eps of the largest entry. An attribute that the file does not say is "?": give
-    it to `blockcell extract`. What is refused has the reason. The exit status is 0 if all errors are within their
-    bounds, also where cells are refused; else 1.
+    PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm. TensorFlow is not
+    needed. Each cell runs beside its layer on random numbers, node by node in float64; the error is in eps of the
+    largest entry. An attribute that the file does not say is "?": give it to `blockcell extract`. What is refused has
+    the reason. The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
     """
-    if is_of_keras(options):
-        from .keras import inspect_layers
-
-        return inspect_layers(options)
     from .. import tensorflow
     from ..tensorflow.cells.cell.found_cell import format_attribute
 
@@ -324,14 +260,13 @@ def _describe_state(cell: Found) -> str:
 
 def _compare_whole(cells: Cells) -> tuple[str, list[str]]:
     """Say why all cells are not one layer, or what is remarked of this layer."""
-    reason = _why_not_one_layer(cells)
-    if reason or any(cell.unsaid for cell in cells.values() if cell.refused is None):
-        return reason, []
     try:
-        _, remarks = _make_whole(cells, {})
+        cells.levels()
+        if any(cell.unsaid for cell in cells.values() if cell.refused is None):
+            return "", []
+        return "", _make_whole(cells, {})[1]
     except ValueError as error:
         return str(error).removeprefix("blockcell.tensorflow: "), []
-    return "", remarks
 
 
 def _make_whole(cells: Cells, options: Mapping[str, Any]) -> tuple[Layer, list[str]]:
@@ -342,41 +277,20 @@ def _make_whole(cells: Cells, options: Mapping[str, Any]) -> tuple[Layer, list[s
     return layer, [str(warning.message).removeprefix("blockcell.tensorflow: ") for warning in record]
 
 
-def _why_not_one_layer(cells: Cells) -> str:
-    """Say why the cells are not one layer; empty if they are."""
-    try:
-        cells.levels()
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def extract(options: argparse.Namespace) -> int:
-    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's or Keras' as a layer, or some of them.
+    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's as a layer, or some of them.
 
     OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs onnx. Cells that
     the graph has on top of each other, or as two directions, are one layer. --cell takes one of them; given several
     times, it takes a Stack of these cells in this order. What the file does not say is asked for: --forget-bias,
     --cell-clip and so on, for each cell that has it. Each cell is checked first, as by `blockcell inspect`; nothing is
-    written if its error is above the bound. A layer begins with zeros: if the graph does not, a line says so. Of Keras'
-    files dense layers are written, too, and there is no check; a line says what is left out.
+    written if its error is above the bound. A layer begins with zeros: if the graph does not, a line says so.
     """
     if options.out.suffix == ".onnx":
         require("onnx")
         require_own_onnx_export()
     elif options.streaming:
         raise ValueError(f"--streaming is for .onnx, and {options.out} ends in {options.out.suffix}; leave it out")
-    if is_of_keras(options):
-        from .keras import read_chosen
-
-        layer, messages = read_chosen(options)
-        _write(layer, options)
-        if options.json:
-            print_json({"out": str(options.out), "layer": repr(layer), "warnings": messages})
-            return 0
-        for line in (f"{options.out} is {layer!r}", *messages):
-            say(line)
-        return 0
     from .. import tensorflow
 
     with progress() as tell:
@@ -390,17 +304,7 @@ def extract(options: argparse.Namespace) -> int:
         checks = []
         for k, cell in enumerate(chosen):
             tell("checking cells", k, len(chosen))
-            missing_options = [name for name in cell.unsaid if choices[name] is None]
-            if missing_options and cell.refused is None:
-                flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing_options)
-                where = "as the program that made it has them, or put the checkpoint's .meta beside it"
-                message = f"{options.path} does not say {' and '.join(missing_options)} of {cell.name}"
-                raise ValueError(f"{message}; pass {flags}, {where}")
-            check = cell.check(**options_of_cells[k])
-            if not check.ok:
-                message = f"{cell.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
-                raise ValueError(f"{message}; nothing is written")
-            checks.append(check)
+            checks.append(_check_chosen(options.path, cell, options_of_cells[k]))
         tell("checking cells", len(chosen), len(chosen))
         remarks: list[str] = []
         if options.cell is None and len(chosen) > 1:
@@ -408,7 +312,12 @@ def extract(options: argparse.Namespace) -> int:
         else:
             layers = [cell.layer(**cell_options) for cell, cell_options in zip(chosen, options_of_cells, strict=True)]
             layer = layers[0] if len(layers) == 1 else Stack(layers)
-        _write(layer, options)
+        if options.out.suffix == ".onnx":
+            import onnx_export
+
+            onnx_export.export(layer, options.out, streaming=options.streaming)
+        else:
+            layer.save(options.out)
     if options.json:
         described = [_describe_cell(cells, *pair) for pair in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described, "warnings": remarks})
@@ -422,23 +331,19 @@ def extract(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(layer: Layer, options: argparse.Namespace) -> None:
-    if options.out.suffix == ".onnx":
-        import onnx_export
-
-        onnx_export.export(layer, options.out, streaming=options.streaming)
-    else:
-        layer.save(options.out)
-
-
-def is_of_keras(options: argparse.Namespace) -> bool:
-    """Return whether the path is that of a file of Keras'; refuse options that are for other files."""
-    is_keras = Path(options.path).suffix.lower() in (".h5", ".hdf5", ".keras", ".json")
-    names = ("forget_bias", "cell_clip", "proj_clip", "average") if is_keras else _KERAS_OPTIONS
-    if unfit_options := [name for name in names if getattr(options, name, None) not in (None, False)]:
-        files = "checkpoints and graphs of TensorFlow" if is_keras else "files of Keras"
-        raise UsageError(f"--{unfit_options[0].replace('_', '-')} is for {files}, and {options.path} is none")
-    return is_keras
+def _check_chosen(path: str, cell: Found, options: Mapping[str, Any]) -> Check:
+    """Check a cell; refuse one for which options are missing, and one that is off by more than its bound."""
+    missing_options = [name for name in cell.unsaid if options[name] is None]
+    if missing_options and cell.refused is None:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing_options)
+        where = "as the program that made it has them, or put the checkpoint's .meta beside it"
+        message = f"{path} does not say {' and '.join(missing_options)} of {cell.name}"
+        raise ValueError(f"{message}; pass {flags}, {where}")
+    check = cell.check(**options)
+    if not check.ok:
+        message = f"{cell.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
+        raise ValueError(f"{message}; nothing is written")
+    return check
 
 
 def _options_for_cell(options: Mapping[str, Any], cell: Found, chosen: Sequence[Found]) -> dict[str, Any]:
@@ -465,9 +370,12 @@ def _choose_cells(options: argparse.Namespace, cells: Cells) -> list[Found]:
         refused_cell = next(iter(cells.values()), None)
         why = f"; {refused_cell.name} is refused: {refused_cell.refused}" if refused_cell else ""
         raise ValueError(f"{options.path} has no cell that can be a layer{why}")
-    if reason := _why_not_one_layer(cells):
+    try:
+        cells.levels()
+    except ValueError as error:
         names = ", ".join(cell.name for cell in usable)
-        raise ValueError(f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {reason}")
+        message = f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {error}"
+        raise ValueError(message) from None
     return usable
 
 
@@ -518,17 +426,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return command
 
-    def of_keras(command: argparse.ArgumentParser) -> None:
-        command.add_argument("--weights", metavar="PATH", help="the arrays for an architecture's .json")
-        gates = "likewise, of the gates: sigmoid, or hard_sigmoid,0.2,0.5 before Keras 2.3"
-        command.add_argument("--recurrent-activation", type=_activation, metavar="NAME", help=gates)
-        reset = "whether a GRU without bias resets after the product"
-        command.add_argument("--reset-after", action=argparse.BooleanOptionalAction, default=None, help=reset)
-
     png, picture = _writable(".png"), "the picture to write (%(default)s)"
-    command = add(info, "blockcell info classifier.npz --data x.npy")
+    command = add(info, "blockcell info classifier.npz")
     command.add_argument("path", nargs="?", type=Path, metavar="PATH", help="a saved layer, .npz or .safetensors")
-    command.add_argument("--data", type=Path, metavar="NPY", help="x for the layer (standard normal numbers)")
     command = add(demo, "blockcell demo --output digits.png")
     command.add_argument("--output", type=png, default="blockcell-demo.png", metavar="PNG", help=picture)
     command.add_argument("--seed", type=_seed, default=0, help="of the first weights and the order (%(default)s)")
@@ -542,12 +442,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--providers", nargs="+", choices=RUNTIMES, metavar="PROVIDER", help=any_providers)
     command.add_argument("--output", type=png, default="blockcell-verify.png", metavar="PNG", help=picture)
     command = add(inspect_file, "blockcell inspect model.ckpt --json", "inspect")
-    known = "a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm, or Keras' .h5, .keras or .json"
-    command.add_argument("path", metavar="PATH", help=known)
-    command.add_argument(
-        "--activation", type=_activation, metavar="NAME", help="of cells in Keras' files of arrays alone"
-    )
-    of_keras(command)
+    command.add_argument("path", metavar="PATH", help="a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm")
     command = add(extract, "blockcell extract model.ckpt lstm.npz --cell rnn/lstm_cell")
     command.add_argument("path", metavar="PATH", help="as for `blockcell inspect`")
     command.add_argument(
@@ -566,7 +461,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--cell-clip", type=_number, metavar="X", help="where the file does not say it; 0 for none")
     command.add_argument("--proj-clip", type=_number, metavar="X", help="likewise, of a projection")
     command.add_argument("--activation", type=_activation, metavar="NAME", help="likewise, of RNNs: tanh, relu, ...")
-    of_keras(command)
     command.add_argument("--streaming", action="store_true", help="an .onnx of one step, with its state")
     command.add_argument("--average", action="store_true", help="the moving averages of the weights")
     return parser
@@ -681,8 +575,6 @@ def run(arguments: Sequence[str] | None) -> int:
         message, status = "interrupted", 130  # what shells expect of an interrupted program
     except MissingPackage as error:
         message, status = str(error), 1
-    except UsageError as error:
-        message, status = f"{error} (`blockcell {options.command} --help` tells more)", 2
     except Exception as error:
         if options.debug:
             raise

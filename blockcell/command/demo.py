@@ -13,10 +13,8 @@ This module computes and draws; `cli` prints.
 
 from __future__ import annotations
 
-import functools
-import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +32,7 @@ from ..gates import gate_slice, reorder
 from ..layers import GRU, LSTM, Dense, Stack
 from ..loss import softmax_cross_entropy
 from ..op_errors import KERNELS, Row, rows_of_outputs, severity
-from ..optable import OPS, Array
+from ..optable import OPS, Array, Op
 from ..progress import Progress
 
 HIDDEN = 64
@@ -163,7 +161,6 @@ class OpCheck:
     """The errors of an op against its formula: the kernel's, and the graph's on every ONNX runtime that is here."""
 
     op: str
-    time_us: float
     worst: dict[str, Row]
     """The worst output by the names of the kernels and runtimes; every output has its own bound."""
 
@@ -176,7 +173,7 @@ class OpCheck:
         for name, row in self.worst.items():
             error = row.error if np.isfinite(row.error) else None
             figures[name] = {"error_eps": error, "output": row.output, "bound_eps": row.bound, "ok": row.ok}
-        return {"op": self.op, "time_us": self.time_us, **figures.pop(KERNELS), "runtimes": figures}
+        return {"op": self.op, **figures.pop(KERNELS), "runtimes": figures}
 
 
 def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, dict[str, Any]]:
@@ -189,14 +186,19 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
         if op.gates == OPS["BlockLSTMV2"].gates:
             values |= for_v2(values)
         if "rnn" in name:
-            values |= for_rnn(values)
-        if "b_hc" in (tensor.name for tensor in op.inputs):
-            values |= for_reset_after(values)
-        argument_names = (
-            {tensor.name for tensor in op.inputs} | {attribute.name for attribute in op.attributes} | {"seq_len_max"}
-        )
-        arguments_by_op[name] = {key: value for key, value in values.items() if key in argument_names}
+            values |= {"w": values["w_c"], "b": values["b_c"]}
+            values |= ops.block_rnn(**select(OPS["block_rnn"], values))._asdict()
+        if "reset_after" in name:  # half of the candidate's bias is on either side of the reset
+            values |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
+            values |= ops.block_gru_reset_after(**select(OPS["block_gru_reset_after"], values))._asdict()
+        arguments_by_op[name] = select(op, values)
     return arguments_by_op
+
+
+def select(op: Op, values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the values that are arguments of an op."""
+    names = {tensor.name for tensor in op.inputs} | {attribute.name for attribute in op.attributes} | {"seq_len_max"}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
@@ -235,41 +237,22 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
     return {"w": w, "b": b}
 
 
-def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights of a GRU that resets after the product, and the states that it then has.
-
-    Half of the candidate's bias is on either side of the reset."""
-    arguments = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
-    arguments |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
-    return arguments | ops.block_gru_reset_after(**arguments)._asdict()
-
-
-def for_rnn(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights of the GRU's candidate in a plain RNN, and the states that it then has."""
-    arguments = {name: values[name] for name in ("seq_len_max", "x", "h_prev")} | {
-        "w": values["w_c"],
-        "b": values["b_c"],
-    }
-    return arguments | ops.block_rnn(**arguments)._asdict()
-
-
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> OpCheck:
-    """Run an op, compare it with its formula and time it; then compare its graph on runtimes.
+    """Run an op and compare it with its formula; then compare its graph on runtimes.
 
     A graph has the bounds of `onnx_export.verify`, or twice the kernel's where the weights amplify rounding.
     """
-    call = functools.partial(getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name), **values)
+    results = getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name)(**values)
     exact = FORMULAS[name](**values)
     moved = sensitivity(name, values, exact._asdict())
     bounds = {output: max(BOUND_EPS, CHAIN**0.5 / 2 * factor + ACTIVATION_EPS) for output, factor in moved.items()}
-    rows = rows_of_outputs(OPS[name], np.dtype(np.float32), SIZES, KERNELS, call(), exact, bounds)
-    time_us = 1e6 * seconds(call)
+    rows = rows_of_outputs(OPS[name], np.dtype(np.float32), SIZES, KERNELS, results, exact, bounds)
     if runtimes:
         from onnx_export.verification import compare
 
         rows += compare(name, values, runtimes, {output: RUNTIMES_SHARE * bound for output, bound in bounds.items()})
     worst = {p: max((row for row in rows if row.provider == p), key=severity) for p in (KERNELS, *runtimes)}
-    return OpCheck(name, time_us, worst)
+    return OpCheck(name, worst)
 
 
 def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, float]:
@@ -289,17 +272,6 @@ def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, f
         for output, moved in FORMULAS[name](**rounded)._asdict().items():
             most[output] = max(most[output], error_in_eps(moved, exact[output], EPS))
     return most
-
-
-def seconds(function: Callable[[], object], budget: float = 0.05) -> float:
-    """Time as many calls as fit into the budget, at least five; return the median."""
-    times: list[float] = []
-    end = time.perf_counter() + budget
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 # ----------------------------------------------------------------------------------------------------------- the result

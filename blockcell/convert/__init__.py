@@ -22,7 +22,6 @@ Each module imports only from those above it:
 ``onnx_graph.py``         constants of a graph, and what lies between two layers
 ``onnx_node.py``          an LSTM, GRU or RNN node as a layer
 ``onnx_run.py``           models on random inputs, node by node: the module that imports onnxruntime
-``onnx_exported.py``      models of `onnx_export` on random inputs, with their functions and loops
 ``onnx_steps.py``         the layers of an ONNX graph, and their order
 ``onnx.py``               `from_onnx`, `to_onnx`
 ``hdf5_bytes.py``         what is read of HDF5 files without h5py
@@ -37,7 +36,7 @@ Each module imports only from those above it:
 ========================  ==============================================================================================
 
 The interface for ``keras`` and ``onnx_export`` consists of the names of this package, of ``onnx_activations.py``,
-``shared.py``, ``keras_layers.py`` and ``keras_description.py``.
+``onnx_graph.py``, ``shared.py``, ``keras_layers.py`` and ``keras_description.py``.
 """
 
 from .keras import from_keras, to_keras

@@ -16,14 +16,12 @@ from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import snapshot_of
 from ..optable import Array, peephole_names
-from .comparison import Outcome
+from .comparison import NotCompared, Outcome
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
-from .onnx_exported import compare_exported
-from .onnx_graph import CALLER, OnnxGraph, is_recurrent
+from .onnx_graph import CALLER, OnnxGraph, graph_digest, is_recurrent
 from .onnx_node import (
     Remark,
-    dequantize,
     forget_shift,
     from_node,
     is_reset_after,
@@ -37,7 +35,6 @@ from .shared import (
     ConversionError,
     RecurrentCell,
     cells_of,
-    clips,
     read_arrays,
     split_cell,
 )
@@ -46,6 +43,7 @@ if TYPE_CHECKING:
     import onnx
 
 _NODE_OPSET = 22  # in which a node without a model runs
+_MEND = "To convert its nodes as they are: del model.metadata_props[:]"
 
 
 def from_onnx(
@@ -77,8 +75,7 @@ def from_onnx(
         are constants, or constants that the model repeats for each batch. Calls take it for any batch:
         ``y, last = layer(x, state)``. It is None if the layer starts from zeros, and a dict beside a dict of layers.
     ignore_clip : bool
-        Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if its
-        activations are constant beyond it.
+        Whether to ignore a node's ``clip``, which may change results.
     check : bool, optional
         Whether the source runs on random inputs and must compute what the layer computes. None, the default, compares
         where nothing but the model's own code is run; True also where the model has hooks of the user's; False does not
@@ -89,24 +86,22 @@ def from_onnx(
     LSTM, GRU, RNN, Bidirectional, Stack, or dict of str to Layer
         X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, with
         names, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y of a layer is [T,B,2H]. Weights
-        may be constants behind nodes such as Slice, Concat and Unsqueeze, and in branches of an If. A
-        ``DynamicQuantizeLSTM`` of onnxruntime becomes an LSTM with the dequantized weights.
+        may be constants behind nodes such as Slice, Concat and Unsqueeze, and in branches of an If.
 
         Several nodes become a `Stack` if each reads the one before it, through nothing but changes of shape, as
         exporters write them. Dense layers behind them (Gemm, or MatMul and Add) belong to the stack, with their
         activations; the last one gets `last` if the first one reads the last step or Y_h. Other models become a dict by
-        the names of the nodes. A model that `onnx_export.export` wrote gives back the exported layer.
+        the names of the nodes. A model that `onnx_export.export` wrote gives back the exported layer; it is not run.
 
-        The node's ``layout=1`` and transpositions around it are not part of the layer: x and y are [T,B,.] unless a
-        call has ``batch_first=True``.
+        Transpositions around a node are not part of the layer: x and y are [T,B,.] unless a call has
+        ``batch_first=True``.
 
     Warns
     -----
     UserWarning
         Parts of a model are skipped. PyTorch exported a GRU with ``linear_before_reset=0``, where its own has 1.
         Initial states or lengths are neither inputs of the model nor constant: pass them to calls. Initial states are
-        constant and not zero: the warning says how to get them. The x and h of a ``DynamicQuantizeLSTM`` are not
-        quantized.
+        constant and not zero: the warning says how to get them.
 
     Raises
     ------
@@ -117,8 +112,9 @@ def from_onnx(
         float16.
     ConversionError
         Layers do not have the activation; an LSTM has different activations for the candidate and the cell state; the
-        gates of ``input_forget=1`` have other activations than sigmoid and hard_sigmoid; a ``clip`` may change results;
-        weights are not constant.
+        gates of ``input_forget=1`` have other activations than sigmoid and hard_sigmoid; there is a ``clip`` or
+        ``layout=1``; weights are not constant; another program has changed the nodes of a model that
+        `onnx_export.export` wrote.
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
@@ -133,16 +129,16 @@ def from_onnx(
     elif initializers is not None:
         raise TypeError(f"{CALLER}: initializers belong to a node; a model has its own")
     else:
-        converted = _from_model(source, name, remarks, ignore_clip)
+        converted = _from_model(source, name, remarks, ignore_clip, check is not False)
     outcome = Outcome()
-    is_compared = check is not False and not any(remark.quantized for remark in remarks)
-    if is_compared and not converted.pieces:  # `export` wrote the model
-        outcome = compare_exported(source, converted.assembly[0])
-    elif is_compared:
+    if check is not False and converted.pieces:
         outcome = compare_pieces(converted, ignore_clip)
+    elif check is not False and any(tensor.data_type == tensor.UINT8 for tensor in source.graph.initializer):
+        reason = "it rounds x and h to 8 bits in each step, and the layer does not"
+        outcome = Outcome(remarks=[NotCompared(reason).remark])
     layers, state, _, left_out, _ = converted.assembly
     warn_once(CALLER, [*left_out, *outcome.left_out], outcome.remarks, stacklevel=2)
-    _warn_of_remarks(remarks, layers, initial_state, check)
+    _warn_of_remarks(remarks, layers, initial_state)
     return (layers, read_initial_state(CALLER, layers, state)) if initial_state else layers
 
 
@@ -181,12 +177,17 @@ def _single(graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: boo
     return OnnxAssembly(Assembly(layer, state, (), []), [piece])
 
 
-def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool, check: bool) -> OnnxAssembly:
     """Convert all of a model, or the node of that name."""
     graph = OnnxGraph(model.graph, model.opset_import)
-    descriptions = [entry.value for entry in model.metadata_props if entry.key == "blockcell.layer"]
-    if name is None and descriptions:
-        layer = _from_exported(graph, descriptions[0], remarks)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if name is None and "blockcell.layer" in metadata:
+        layer = _from_exported(graph, metadata["blockcell.layer"])
+        if check and metadata.get("blockcell.digest") != graph_digest(model):
+            raise ConversionError(
+                f"{CALLER}: another program has changed the model since blockcell exported it, so it may compute"
+                f" something else than its layer. {_MEND}; to get the layer that it was: check=False"
+            )
         return OnnxAssembly(Assembly(layer, None, (), []))
     for function in model.functions:
         if any(map(is_recurrent, function.node)):
@@ -215,7 +216,7 @@ def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip
     return _single(*chosen[0], remarks, ignore_clip)
 
 
-def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bool, check: bool | None) -> None:
+def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bool) -> None:
     """Warn of what remarks say, at the line that called the caller."""
     by_call = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
     if by_call:
@@ -237,15 +238,6 @@ def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bo
             f"{CALLER}: a state of its own to start from: {join_labels(constant)}. Here a layer starts from zeros"
             f" unless its call tells it. With initial_state=True, what calls take comes with the layer: {result},"
             f" {states} = convert.{CALLER}(..., initial_state=True); y, last = {result}{key}(x, {states}{key})",
-            stacklevel=3,
-        )
-    quantized = [remark.node for remark in remarks if remark.quantized]
-    if quantized:
-        not_compared = "" if check is False else ", so the layer is not compared with the model"
-        warnings.warn(
-            f"{CALLER}: not rounded: {join_labels(quantized)}. The layer has the weights that the integers stand for."
-            f" In each step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
-            f" it is quantized, by layer.quantize('int8'): results are alike, not equal{not_compared}",
             stacklevel=3,
         )
 
@@ -319,12 +311,6 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         )
     if len(couples) > 1:
         raise ConversionError(f"{caller}: one LSTM has coupled=True and the other has not; a node has one input_forget")
-    for cell in cells:
-        if isinstance(cell, LSTM) and clips(cell.cell_clip):
-            raise ConversionError(
-                f"{caller}: the LSTM clips its cell state at {cell.cell_clip:g}; the ONNX attribute clip limits what"
-                f" goes into the gates, which is something else. Build the graph of a BlockLSTM instead"
-            )
     from onnx import helper
 
     parts = [_node_arrays(caller, cell) for cell in cells]
@@ -371,7 +357,7 @@ def _node_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
 
 
 # ----------------------------------------------------------------------------------- models that blockcell has exported
-def _from_exported(graph: OnnxGraph, text: str, remarks: list[Remark]) -> Layer:
+def _from_exported(graph: OnnxGraph, text: str) -> Layer:
     """Convert a model that `onnx_export.export` wrote, with the description of its layer."""
     try:
         description = files.parse(text)
@@ -379,21 +365,17 @@ def _from_exported(graph: OnnxGraph, text: str, remarks: list[Remark]) -> Layer:
     except ValueError as error:
         raise ValueError(f"{CALLER}: the model's blockcell.layer cannot be read: {error}") from error
 
-    return build_from_leaves(description, lambda leaf, prefix: _build_exported_leaf(graph, leaf, prefix, remarks))
+    return build_from_leaves(description, lambda leaf, prefix: _build_exported_leaf(graph, leaf, prefix))
 
 
-def _build_exported_leaf(graph: OnnxGraph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]) -> Layer:
+def _build_exported_leaf(graph: OnnxGraph, description: Mapping[str, Any], prefix: str) -> Layer:
     """Build a described cell or `Dense` with the weights whose names begin with the prefix."""
     kind = description["type"]
     names = ["W", "R", "B", "P"]  # those of a node of ONNX's own
-    is_native = sum(_has_weight(graph, prefix + name) for name in names) >= 3
+    is_native = sum(prefix + name in graph.tensors for name in names) >= 3
     if not is_native:
         names = [tensor.name for tensor in files.weights_of(description)]
-    full_names = {name: prefix + name for name in names if _has_weight(graph, prefix + name)}
-    quantized = [f"{name}_quantized" for name in full_names.values() if name not in graph.tensors]
-    if quantized:
-        remarks.append(Remark(f"{kind} of {' and '.join(map(repr, quantized))}", [], set(), [], True))
-    weights = {name: _read_weight(graph, full_name, is_native) for name, full_name in full_names.items()}
+    weights = {name: _read_weight(graph, prefix + name) for name in names if prefix + name in graph.tensors}
     if any(array.dtype == np.float32 for array in weights.values()):  # matrices may be quantized to float16
         weights = {name: array.astype(np.float32) for name, array in weights.items()}
     if is_native:
@@ -405,24 +387,15 @@ def _build_exported_leaf(graph: OnnxGraph, description: Mapping[str, Any], prefi
     if missing and graph.inputs.isdisjoint(missing):
         raise ValueError(
             f"{CALLER}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them:"
-            f" another program has changed it. To convert its nodes as they are: del model.metadata_props[:]"
+            f" another program has changed it. {_MEND}"
         )
     if missing:
         raise ValueError(f"{CALLER}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
     return build_leaf(description, weights)
 
 
-def _has_weight(graph: OnnxGraph, name: str) -> bool:
-    """Return whether a model that `onnx_export.export` wrote has a weight, or what onnxruntime quantized it to."""
-    return name in graph.tensors or f"{name}_quantized" in graph.tensors
-
-
-def _read_weight(graph: OnnxGraph, name: str, is_native: bool) -> Array:
+def _read_weight(graph: OnnxGraph, name: str) -> Array:
     """Read a weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
-    if name not in graph.tensors:
-        full_names = {"": f"{name}_quantized", "_scale": f"{name}_scale", "_zero_point": f"{name}_zero_point"}
-        arrays = {part: graph.array(key) for part, key in full_names.items() if key in graph.tensors}
-        return dequantize(CALLER, name, arrays, transposed=is_native)
     array, scale = graph.array(name), f"{name}.scale"
     if scale not in graph.tensors:
         return array

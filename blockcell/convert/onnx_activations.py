@@ -18,20 +18,6 @@ USES = {
     "RNN": ("activation",),
 }
 """What the activations of a node are as arguments of a layer, in the node's order."""
-_ALPHA_BETA: dict[str, tuple[float | None, ...]] = {  # which of them each has, and their defaults
-    "Affine": (None, None),
-    "Elu": (1.0,),
-    "HardSigmoid": (0.2, 0.5),
-    "LeakyRelu": (0.01,),
-    "Relu": (),
-    "ScaledTanh": (None, None),
-    "Sigmoid": (),
-    "Softplus": (),
-    "Softsign": (),
-    "Tanh": (),
-    "ThresholdedRelu": (1.0,),
-}
-_BY_NAME = {name.lower(): name for name in _ALPHA_BETA}
 WRITTEN = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
@@ -44,6 +30,14 @@ WRITTEN = {
     "linear": "Affine",
 }
 """ONNX's names of the activations of layers that its nodes have."""
+_OURS = {theirs: ours for ours, theirs in WRITTEN.items()}
+_BY_NAME = {name.lower(): name for name in _OURS}
+_ALPHA_BETA: dict[str, tuple[float | None, ...]] = {  # the parameters of those that have some, and their defaults
+    "Affine": (None, None),
+    "Elu": (1.0,),
+    "HardSigmoid": (0.2, 0.5),
+    "LeakyRelu": (0.01,),
+}
 
 
 def read_activations(
@@ -79,32 +73,27 @@ def _read_activation(
     """Read an activation, which takes as many numbers of alphas and betas as it has parameters."""
     name = _BY_NAME.get(text.lower(), "")
     if not name:
-        raise ConversionError(f"{label} has the activation {text!r}; expected one of {', '.join(_ALPHA_BETA)}")
-    numbers = [next(source, default) for source, default in zip((alphas, betas), _ALPHA_BETA[name], strict=False)]
+        raise ConversionError(f"{label} has the activation {text!r}; expected one of {', '.join(sorted(_OURS))}")
+    defaults = _ALPHA_BETA.get(name, ())
+    numbers = [next(source, default) for source, default in zip((alphas, betas), defaults, strict=False)]
     values = [_as_written(number, dtype) for number in numbers if number is not None]
     activation = _activation_of(name, values)
     if activation is None or len(values) < len(numbers):
         parameters = ", ".join(f"{key}={number:g}" for key, number in zip(("alpha", "beta"), values, strict=False))
         raise ConversionError(
             f"{label} has the activation {name} with {parameters or 'no alpha'}, and layers have none that is equal;"
-            f" expected one of {', '.join(PARAMETERS)} (Affine with 1 and 0, ScaledTanh with 1 and 1, ThresholdedRelu"
-            f" with 0)"
+            f" expected one of {', '.join(PARAMETERS)} (Affine with 1 and 0)"
         )
     return activation
 
 
 def _activation_of(name: str, values: list[float]) -> Activation | None:
     """Return the activation of layers that equals one of ONNX's with these parameters; None if there is none."""
-    if name == "HardSigmoid" and all(map(math.isfinite, values)):
-        return ("hard_sigmoid", *values)
-    if name in ("LeakyRelu", "Elu", "ThresholdedRelu") and values == [0]:
-        return "relu"
-    ours = next((ours for ours, theirs in WRITTEN.items() if theirs == name), None)
-    if name in ("LeakyRelu", "Elu") and 0 < values[0] < math.inf:
-        return (str(ours), *values)
-    if name == "ScaledTanh" and values == [1, 1]:
-        return "tanh"
-    return ours if not values or (name == "Affine" and values == [1, 0]) else None
+    if name == "Affine":
+        return "linear" if values == [1, 0] else None
+    if not all(map(math.isfinite, values)) or (name in ("Elu", "LeakyRelu") and values[0] <= 0):
+        return None
+    return (_OURS[name], *values) if values else _OURS[name]
 
 
 def _as_written(number: float, dtype: np.dtype[Any]) -> float:
@@ -116,28 +105,13 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
     return next((value for value in defaults if np.float32(value) == single), float(str(single)))
 
 
-def refuse_clip(label: str, clip: float, activations: Iterable[Mapping[str, Activation]], dtype: np.dtype[Any]) -> None:
-    """Refuse a bound of the inputs of a node's activations, unless each has one value on each side beyond the bound."""
-    limit = max(_saturation(activation, dtype) for cell in activations for activation in cell.values())
-    if not clip >= min(limit, float(np.finfo(np.float32).max)):
-        begin = f", and only from {limit:.4g} on that changes nothing" if limit < math.inf else ""
+def refuse_clip(label: str, clip: float) -> None:
+    """Refuse a bound of the inputs of a node's activations, unless it is none."""
+    if not clip >= float(np.finfo(np.float32).max):
         raise ConversionError(
-            f"{label} has clip={clip:g}, which limits what goes into the activations{begin}; the cell_clip of an LSTM"
-            f" here limits the cell state. If your inputs never reach the limit, pass ignore_clip=True"
+            f"{label} has clip={clip:g}, which limits what goes into the activations; the cell_clip of an LSTM here"
+            f" limits the cell state. If your inputs never reach the limit, pass ignore_clip=True"
         )
-
-
-def _saturation(activation: Activation, dtype: np.dtype[Any]) -> float:
-    """Return from which distance from 0 on an activation has one value on each side, in this precision."""
-    name, values = parts(activation)
-    info: Any = np.finfo(np.promote_types(dtype, np.float32))  # float16 is computed in float32
-    if name == "tanh":
-        return math.log(8 / info.eps) / 2  # there 1 - tanh is a quarter of eps, half of what is between 1 and the next
-    if name == "sigmoid":
-        return -math.log(info.smallest_normal) + math.log(2 / info.eps)  # where exp(-z) rounds to 0
-    if name == "hard_sigmoid" and values[0] != 0:
-        return float(max(abs(values[1]), abs(1 - values[1])) / abs(values[0]))
-    return math.inf
 
 
 def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) -> dict[str, list[Any]]:

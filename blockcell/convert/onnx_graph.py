@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -33,7 +34,6 @@ REPEATED = {
 """Ops that make rows of a batch of constants, such as initial states."""
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
-QUANTIZED = "DynamicQuantizeLSTM"
 CALLER = "from_onnx"
 """The name of the function that the user called, for messages."""
 
@@ -46,17 +46,7 @@ def is_standard(node: Any) -> bool:
 
 
 def is_recurrent(node: Any) -> bool:
-    return is_quantized(node) or (node.op_type in ("LSTM", "GRU", "RNN") and is_standard(node))
-
-
-def is_quantized(node: Any) -> bool:
-    """Return whether a node is an LSTM of onnxruntime's own, whose weights are 8-bit integers."""
-    return (node.op_type, node.domain) == (QUANTIZED, "com.microsoft")
-
-
-def is_batch_first(node: Any) -> bool:
-    """Return whether the batch comes before time in a recurrent node's arrays."""
-    return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
+    return node.op_type in ("LSTM", "GRU", "RNN") and is_standard(node)
 
 
 def input_name(node: Any, position: int) -> str:
@@ -66,6 +56,21 @@ def input_name(node: Any, position: int) -> str:
 
 def attributes_by_name(node: Any) -> dict[str, Any]:
     return {attribute.name: attribute for attribute in node.attribute}
+
+
+def integer_attribute(node: Any, name: str, default: int = 0) -> int:
+    """Return an attribute that is an integer, the default if the node does not have it."""
+    return int(next((attribute.i for attribute in node.attribute if attribute.name == name), default))
+
+
+def reached_names(names: Iterable[str], sources_of: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield the names, their sources, the sources of these, and so on, each once."""
+    waiting, seen = [*names], {""}
+    while waiting:
+        if (name := waiting.pop()) not in seen:
+            seen.add(name)
+            yield name
+            waiting += sources_of(name)
 
 
 class OnnxGraph:
@@ -116,11 +121,8 @@ class OnnxGraph:
         condition = self.constant(node.input[0])
         if condition is None or condition.size != 1:
             return None
-        branch_name = "then_branch" if condition.item() else "else_branch"
-        return next(
-            (attribute.g for attribute in node.attribute if attribute.name == branch_name and attribute.HasField("g")),
-            None,
-        )
+        branch = attributes_by_name(node).get("then_branch" if condition.item() else "else_branch")
+        return branch.g if branch is not None and branch.HasField("g") else None
 
     def bodies(self) -> Iterator[OnnxGraph]:
         """Yield the graphs in its nodes, and those in theirs."""
@@ -133,14 +135,10 @@ class OnnxGraph:
 
     def needed(self) -> list[Any]:
         """Return the nodes that the results or recurrent nodes need, in order."""
-        waiting = [*self.outputs, *(name for node in self.nodes if is_recurrent(node) for name in node.output)]
-        seen = {""}
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                waiting += self._read_by(self.makers[name]) if name in self.makers else []
-        return [node for node in self.nodes if seen.intersection(node.output) - {""}]
+        results = [*self.outputs, *(name for node in self.nodes if is_recurrent(node) for name in node.output)]
+        names = reached_names(results, lambda name: self._read_by(self.makers[name]) if name in self.makers else [])
+        needed_names = {*names}
+        return [node for node in self.nodes if not needed_names.isdisjoint(node.output)]
 
     def _read_by(self, node: Any) -> list[str]:
         graphs = [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
@@ -269,16 +267,15 @@ class OnnxGraph:
 
     def is_fixed(self, name: str) -> bool:
         """Return whether a value depends on nothing but constants and the shapes of others."""
-        waiting, seen = [name], {""}
-        while waiting:
-            value_name = waiting.pop()
-            node = self.makers.get(value_name)
-            if value_name in seen or value_name in self.tensors or (node is not None and node.op_type == "Shape"):
-                continue
-            seen.add(value_name)
-            if node is None or any(attribute.HasField("g") for attribute in node.attribute):
+
+        def sources_of(name: str) -> Iterable[str]:
+            node = self.makers.get(name)
+            return () if name in self.tensors or node is None or node.op_type == "Shape" else node.input
+
+        for value in reached_names([name], sources_of):
+            node = self.makers.get(value)
+            if value not in self.tensors and (node is None or any(part.HasField("g") for part in node.attribute)):
                 return False
-            waiting += node.input
         return True
 
     def origins(self, name: str, stops: Collection[str]) -> tuple[list[Any], list[str], list[str]]:
@@ -352,7 +349,18 @@ def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
         except Exception:  # numpy's and onnx's, of many kinds
             return None
 
-    return (lambda values: None) if _is_split_oddly(node) else evaluate
+    count = len(node.output)
+    is_split_oddly = node.op_type == "Split" and integer_attribute(node, "num_outputs", count) != count
+    return (lambda values: None) if is_split_oddly else evaluate
+
+
+def graph_digest(model: Any) -> str:
+    """Return a digest of what a model computes, but for the numbers in its weights: `export` keeps it in the model."""
+    graph = model.graph
+    parts = [*model.opset_import, *model.functions, *graph.input, *graph.node, *graph.output]
+    texts = [part.SerializeToString(deterministic=True).hex() for part in parts]
+    texts += sorted(tensor.name for tensor in graph.initializer)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def fixed_sizes(shape: Iterable[int | str], unknown: int) -> list[int]:
@@ -380,7 +388,7 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
     if node.op_type == "Concat":
         return sum(array.size for array in inputs)
     if node.op_type == "Gather" and len(inputs) == 2:
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        axis = integer_attribute(node, "axis")
         rows = data.shape[axis] if -data.ndim <= axis < data.ndim else 0
         return data.size // rows * inputs[1].size if rows > 0 else math.inf
     if node.op_type in ("ConstantOfShape", "Expand", "Tile") and len(inputs) <= 2:
@@ -393,17 +401,10 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
     if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
         return max([1, *(array.size for array in inputs)])
     if node.op_type == "Gemm" and len(inputs) > 1:
-        turned = {attribute.name for attribute in node.attribute if attribute.i}
-        rows = data.shape[-1:] if "transA" in turned else data.shape[:1]
-        columns = inputs[1].shape[:1] if "transB" in turned else inputs[1].shape[-1:]
+        rows = data.shape[-1:] if integer_attribute(node, "transA") else data.shape[:1]
+        columns = inputs[1].shape[:1] if integer_attribute(node, "transB") else inputs[1].shape[-1:]
         return float(math.prod((*rows, *columns)))
     if node.op_type == "MatMul" and len(inputs) == 2:
         shapes = [array.shape[:-2] for array in inputs]
         return math.prod(np.broadcast_shapes(*shapes)) * math.prod(data.shape[-2:-1]) * math.prod(inputs[1].shape[-1:])
     return math.prod(np.broadcast_shapes(*(array.shape for array in inputs)))
-
-
-def _is_split_oddly(node: Any) -> bool:
-    """Return whether a Split has a number of parts other than that of its results."""
-    counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
-    return node.op_type == "Split" and any(count != len(node.output) for count in counts)

@@ -13,7 +13,7 @@ from ..gates import ORDERS, reorder
 from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations, refuse_clip
-from .onnx_graph import CALLER, FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
+from .onnx_graph import CALLER, FOLDED, OnnxGraph, integer_attribute, is_recurrent
 from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
@@ -21,7 +21,6 @@ _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
     "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
 }
 _INPUTS["RNN"] = _INPUTS["GRU"]
-_INPUTS[QUANTIZED] = (*_INPUTS["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
 _ATTRIBUTES = {
     "activation_alpha": "FLOATS",
     "activation_beta": "FLOATS",
@@ -34,13 +33,12 @@ _ATTRIBUTES = {
     "linear_before_reset": "INT",
     "output_sequence": "INT",
 }
-_SUFFIXES = ("", "_scale", "_zero_point")  # of the names of a quantized weight's arrays
 _STATES = {"initial_h": "h", "initial_c": "cs"}
 _ARGUMENTS = {"sequence_lens": "lengths"} | dict.fromkeys(_STATES, "state")  # of a layer's calls
 
 
 class Remark(NamedTuple):
-    """What calls of a layer must have, or how they differ from the node that it was made of."""
+    """What calls of a layer must have that was made of a node."""
 
     node: str
     inputs: list[str]
@@ -49,7 +47,6 @@ class Remark(NamedTuple):
     """The arguments of a call that have these."""
     constant_states: list[str]
     """The initial states that are constants."""
-    quantized: bool
 
 
 class _Node(NamedTuple):
@@ -67,7 +64,7 @@ class _Node(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return "LSTM" if is_quantized(self.proto) else str(self.proto.op_type)
+        return str(self.proto.op_type)
 
     @property
     def direction(self) -> str:
@@ -77,17 +74,13 @@ class _Node(NamedTuple):
     def directions(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
 
-    @property
-    def batch_first(self) -> bool:
-        return is_batch_first(self.proto)
-
     def integer(self, name: str) -> int:
         """Return an attribute; 0 if the node does not have it."""
         return int(self.attributes[name].i) if name in self.attributes else 0
 
     def describe(self, role: str, source: str = "") -> str:
         """Describe an input for messages."""
-        return f"{role} {self.names[role]!r} (input[{_INPUTS[self.proto.op_type].index(role)}]{source})"
+        return f"{role} {self.names[role]!r} (input[{_INPUTS[self.kind].index(role)}]{source})"
 
 
 def key_of(node: Any) -> str:
@@ -97,7 +90,7 @@ def key_of(node: Any) -> str:
 
 def is_reset_after(node: Any) -> bool:
     """Return whether a GRU node applies its reset gate after the product with the recurrent weights."""
-    return any(attribute.name == "linear_before_reset" and attribute.i != 0 for attribute in node.attribute)
+    return integer_attribute(node, "linear_before_reset") != 0
 
 
 def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip: bool) -> tuple[Layer, Any]:
@@ -110,7 +103,7 @@ def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip:
     W, coupled = weights[0], node.integer("input_forget") != 0
     activations = read_activations(node.label, node.kind, node.attributes, node.directions, W.dtype)
     if "clip" in node.attributes and not ignore_clip:
-        refuse_clip(node.label, node.attributes["clip"].f, activations, W.dtype)
+        refuse_clip(node.label, node.attributes["clip"].f)
     options: dict[str, Any] = {"coupled": coupled, "reverse": node.direction == "reverse"}
     if node.kind == "GRU" and is_reset_after(source):
         options["reset_after"] = True
@@ -144,6 +137,11 @@ def _read_node(graph: OnnxGraph, source: Any) -> _Node:
         raise ValueError(f"{label} has direction={node.direction!r}; {expected}")
     if node.integer("input_forget") != 0 and node.kind != "LSTM":
         raise ConversionError(f"{label} has input_forget={node.integer('input_forget')}, which only an LSTM has")
+    if node.integer("layout") != 0:
+        raise ConversionError(
+            f"{label} has layout={node.integer('layout')}, the batch first, which onnxruntime does not compute either;"
+            f" expected 0, and a Transpose in front of its X and behind its results"
+        )
     if len(source.input) > len(roles):
         raise ValueError(f"{label} has {len(source.input)} inputs; expected at most {len(roles)}: {', '.join(roles)}")
     return node
@@ -164,14 +162,12 @@ def _read_attributes(label: str, node: Any) -> dict[str, Any]:
 
 def _read_weights(node: _Node) -> list[Array]:
     """Return W [D,.,I], R [D,.,H], B [D,.] and, if the node has peepholes, P [D,3H]."""
-    label, roles = node.label, _INPUTS[node.proto.op_type]
+    label, roles = node.label, _INPUTS[node.kind]
     roles_of_weights = [role for role in roles if role in node.names and role not in ("X", *_ARGUMENTS)]
     _refuse_computed(node, [role for role in roles_of_weights if node.names[role] not in node.values])
-    required = [role for role in roles if role in ("W", "R") or role.endswith("scale")]
-    if missing := [role for role in required if role not in node.names]:
+    if missing := [role for role in ("W", "R") if role not in node.names]:
         raise ValueError(f"{label} has no {' and no '.join(missing)}")
-    values = {role: node.values[node.names[role]] for role in roles_of_weights}
-    arrays = read_arrays(label, _dequantize_all(label, values) if is_quantized(node.proto) else values)
+    arrays = read_arrays(label, {role: node.values[node.names[role]] for role in roles_of_weights})
     W, R = arrays["W"], arrays["R"]
     hidden = R.shape[-1] if R.ndim == 3 else 0
     if "hidden_size" in node.attributes and node.integer("hidden_size") != hidden:
@@ -196,9 +192,8 @@ def _remarks(node: _Node, states: Collection[str]) -> list[Remark]:
         [_describe_with_origins(node, role) for role in call_roles],
         {_ARGUMENTS[role] for role in call_roles},
         [node.describe(role) for role in states],
-        is_quantized(node.proto),
     )
-    return [remark] if call_roles or states or remark.quantized else []
+    return [remark] if call_roles or states else []
 
 
 def make_node_cell(
@@ -250,19 +245,17 @@ def _describe_with_origins(node: _Node, role: str) -> str:
 
 def _constant_state(node: _Node, role: str, W: Array, hidden: int) -> Array | None:
     """Return an initial state [D,B,H] that is constant and not zero, of one row if all are equal; None for others."""
-    name, batch_first = node.names[role], node.batch_first
+    name = node.names[role]
     if name in node.values:
         array = read_arrays(node.label, {"W": W[:0], role: node.values[name]})[role]
         if not np.any(array):
             return None
-        form = (None, len(W), hidden) if batch_first else (len(W), None, hidden)
-        check_shapes(node.label, {role: (array, form)}, "B")
+        check_shapes(node.label, {role: (array, (len(W), None, hidden))}, "B")
         states = [array]
     else:  # perhaps it has as many rows as the batch
         states = [state for size in (2, 3) if (state := node.graph.constant(name, size)) is not None]
         if len(states) < 2 or any(state.ndim != 3 or state.dtype != W.dtype for state in states):
             return None
-    states = [state.swapaxes(0, 1) if batch_first else state for state in states]
     if any(state.size == 0 or state.shape[::2] != (len(W), hidden) for state in states):
         return None
     row = states[0][:, :1]
@@ -310,39 +303,3 @@ def _refuse_computed(node: _Node, roles: list[str]) -> None:
         f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
         f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
     )
-
-
-def _dequantize_all(label: str, values: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the weights of a DynamicQuantizeLSTM as those of an LSTM, by their roles."""
-    arrays = {role: np.asarray(value) for role, value in values.items()}
-    for role in ("W", "R"):
-        parts = {suffix: arrays.pop(role + suffix) for suffix in _SUFFIXES if role + suffix in arrays}
-        arrays[role] = dequantize(label, role, parts, transposed=True)
-    return arrays
-
-
-def dequantize(label: str, name: str, arrays: Mapping[str, Array], *, transposed: bool) -> Array:
-    """Dequantize a weight that onnxruntime has quantized.
-
-    `arrays` has the integers as "", their "_scale" and perhaps their "_zero_point". The integers of a
-    DynamicQuantizeLSTM are [D,I,4H], and are `transposed` to an LSTM's [D,4H,I], with one scale for each direction or
-    column; those of a matrix are [I,H], with one scale for all or for each column.
-    """
-    codes, form = arrays[""], "[D,.,4H]" if transposed else "[I,H]"
-    if codes.ndim != (3 if transposed else 2) or codes.dtype not in (np.int8, np.uint8):
-        raise ValueError(
-            f"{label}: {name} is of dtype {codes.dtype} and shape {codes.shape}; expected int8 or uint8, {form}"
-        )
-    if "_scale" not in arrays:
-        raise ValueError(f"{label}: there is no {name}_scale")
-    shapes = (codes.shape[:1], (codes.shape[0], codes.shape[2])) if transposed else ((), (1,), codes.shape[1:])
-    scale, zero = arrays["_scale"], arrays.get("_zero_point", np.zeros(arrays["_scale"].shape, codes.dtype))
-    for part, array in (("scale", scale), ("zero_point", zero)):
-        if array.shape not in shapes:
-            raise ValueError(
-                f"{label}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, shapes))}"
-            )
-    if transposed:
-        scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
-    weights = ((codes.astype(np.int32) - zero) * scale).astype(scale.dtype)
-    return weights.swapaxes(1, 2) if transposed else weights

@@ -29,17 +29,17 @@ from .onnx_graph import (
     OnnxGraph,
     evaluator,
     input_name,
-    is_batch_first,
-    is_quantized,
+    integer_attribute,
     is_recurrent,
     is_standard,
+    reached_names,
     result_size,
 )
 from .onnx_node import key_of
 
-COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
-LARGEST_WORK = 2**32  # multiplications of one run, a second or so
-LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
+_COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
+_LARGEST_WORK = 2**32  # multiplications of one run, a second or so
+_LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
 _LARGEST_DRAWN = 2**20  # numbers of one input
 _LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
 _ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
@@ -100,14 +100,9 @@ def compare_pieces(source: OnnxAssembly, ignore_clip: bool) -> Outcome:
     except NotCompared as error:
         return Outcome(remarks=[error.remark])
     hidden = "T" if source.is_proven_for_rows else "TB"
-    fixed = {name: size for name, size in run.fixed.items() if name in hidden}
-    return Outcome(run.nodes_around(sizes[0]), remarks_on_fixed(fixed))
-
-
-def remarks_on_fixed(fixed: Mapping[str, int]) -> list[str]:
-    """Return what is to be said of T and B that the model fixes, if they hide an order."""
-    small = [f"{name} = {size}" for name, size in fixed.items() if size < 3]
-    return [f"compared for {' and '.join(small)} alone, which the model fixes"] if small else []
+    small = [f"{name} = {size}" for name, size in run.fixed.items() if name in hidden and size < 3]
+    remarks = [f"compared for {' and '.join(small)} alone, which the model fixes"] if small else []
+    return Outcome(run.nodes_around(sizes[0]), remarks)
 
 
 class _Run:
@@ -178,7 +173,7 @@ class _Source:
     def __init__(self, graph: OnnxGraph, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
         self.graph = graph
         self.pieces = pieces
-        self.engine = Engine(graph.opsets, ignore_clip)
+        self.engine = _Engine(graph.opsets, ignore_clip)
         self.constants: dict[str, Array] = {}
         """The values of tensors and of what nodes make of them."""
         self.weights_dtype = np.dtype(np.float32)
@@ -207,13 +202,9 @@ class _Source:
         W, R = (np.asarray(self.graph.constant(node.input[k])) for k in (1, 2))
         self.weights_dtype = W.dtype
         directions, columns, hidden = *W.shape[::2], R.shape[-1]
-        state: list[int | str] = ["B", directions, hidden] if is_batch_first(node) else [directions, "B", hidden]
-        shapes: dict[str, list[int | str]] = {
-            "X": ["B", "T", columns] if is_batch_first(node) else ["T", "B", columns],
-            "sequence_lens": ["B"],
-            "initial_h": state,
-            "initial_c": state,
-        }
+        state: list[int | str] = [directions, "B", hidden]
+        shapes: dict[str, list[int | str]] = {"X": ["T", "B", columns], "sequence_lens": ["B"]}
+        shapes |= {"initial_h": state, "initial_c": state}
         for position, role in _ROLES.items():
             if name := input_name(node, position):
                 self.roles.setdefault(name, (role, shapes[role]))
@@ -255,24 +246,18 @@ class _Source:
     def is_computed(self, name: str) -> bool:
         """Return whether a value is what a node makes of others, rather than drawn."""
         node = self.graph.makers.get(name)
-        if name in self.drawn or node is None or is_quantized(node):
+        if name in self.drawn or node is None:
             return False
-        return is_recurrent(node) or (is_standard(node) and node.op_type in COMPUTED)
+        return is_recurrent(node) or (is_standard(node) and node.op_type in _COMPUTED)
 
     def leaves(self, names: Iterable[str]) -> list[str]:
         """Return the values that are drawn if these are asked for."""
-        leaves: list[str] = []
-        waiting, seen = [*names], {""}
-        while waiting:
-            name = waiting.pop()
-            if name in seen or name in self.graph.tensors:
-                continue
-            seen.add(name)
-            if self.is_computed(name):
-                waiting += self.graph.makers[name].input
-            else:
-                leaves.append(name)
-        return leaves
+
+        def sources_of(name: str) -> Iterable[str]:
+            return self.graph.makers[name].input if name not in self.graph.tensors and self.is_computed(name) else ()
+
+        values = reached_names(names, sources_of)
+        return [name for name in values if name not in self.graph.tensors and not self.is_computed(name)]
 
     def _size_choices(self, names: Iterable[str]) -> Iterator[dict[str, str]]:
         """Yield which of T and B the sizes of drawn values may be that are neither fixed nor T or B.
@@ -295,7 +280,7 @@ class _Source:
             table = self.graph.tensors.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
             if table is None or not table.dims:
                 continue
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            axis = integer_attribute(node, "axis")
             rows = table.dims[axis] if -len(table.dims) <= axis < len(table.dims) else 0
             for leaf in self.leaves([node.input[1]]):
                 limits[leaf] = min(rows, limits.get(leaf, rows))
@@ -446,11 +431,11 @@ class _Values:
     def _run(self, node: Any) -> None:
         """Compute the results of a node from known values."""
         inputs = [self.known[name] if name else None for name in node.input]
-        size, work = size_and_work(node, [array for array in inputs if array is not None])
+        size, work = _size_and_work(node, [array for array in inputs if array is not None])
         self.size += size
         self.work += work
         constants = sum(array.size for array in self.source.constants.values())
-        if self.work > LARGEST_WORK or self.size > LARGEST_RUN + 2 * constants:
+        if self.work > _LARGEST_WORK or self.size > _LARGEST_RUN + 2 * constants:
             raise NotCompared(f"{key_of(node)} ({node.op_type}) would take too long or too much memory")
         with np.errstate(all="ignore"):
             results = self.source.engine.run(node, inputs)
@@ -463,21 +448,17 @@ class _Values:
 
     def states(self, node: Any) -> list[Array]:
         """Return the last states [D,B,.] of a recurrent node."""
-        states = self.by_node[id(node)][1:]
-        return [array.swapaxes(0, 1) for array in states] if is_batch_first(node) else states
+        return self.by_node[id(node)][1:]
 
     def x(self, piece: OnnxPiece) -> Array:
         """Return what enters a piece [T,B,I]."""
-        X = self.known[piece.nodes[0].input[0]]
-        return X.swapaxes(0, 1) if is_batch_first(piece.nodes[0]) else X
+        return self.known[piece.nodes[0].input[0]]
 
     def y(self, piece: OnnxPiece) -> Array:
         """Return what leaves a piece, [T,B,.] or, if it has no steps, [B,.]."""
         if piece.form == "Y":
-            Y = self.by_node[id(piece.nodes[-1])][0]
-            y = Y if is_batch_first(piece.nodes[-1]) else Y.swapaxes(1, 2)
-            y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
-            return y.swapaxes(0, 1) if is_batch_first(piece.nodes[-1]) else y
+            y = self.by_node[id(piece.nodes[-1])][0].swapaxes(1, 2)
+            return y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
         y, (T, B) = self.known[piece.result], self.x(piece).shape[:2]
         if piece.form in ("last", "ends"):
             return y
@@ -528,8 +509,7 @@ def _state(piece: OnnxPiece, values: _Values) -> Any:
             name = input_name(node, position)
             is_drawn = name in values.source.drawn
             if name and (is_drawn or not (field in node_cells[0] or values.graph.is_zero(name))):
-                array = values.known[name].swapaxes(0, 1) if is_batch_first(node) else values.known[name]
-                node_cells = [cell | {field: array[d]} for d, cell in enumerate(node_cells)]
+                node_cells = [cell | {field: values.known[name][d]} for d, cell in enumerate(node_cells)]
         cells += node_cells
     return nest_states(piece.layer, iter(cells))
 
@@ -556,7 +536,7 @@ def _orders_of_axes(array: Array, joined: Array) -> Iterator[tuple[int, ...]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- engine
-def size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
+def _size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     """Return how many numbers a result of a node has at most, and how many multiplications they take."""
     if is_recurrent(node):
         X, W, R = inputs[:3]
@@ -567,7 +547,7 @@ def size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     return size, size * depth
 
 
-class Engine:
+class _Engine:
     """Computes single nodes."""
 
     eps = _RUNTIME_EPS
@@ -580,7 +560,7 @@ class Engine:
             raise NotCompared("onnxruntime, which computes its nodes, is not installed") from None
         self.onnxruntime: Any = onnxruntime
         self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
-        self.ignored = {"layout", "output_sequence"} | ({"clip"} if ignore_clip else set())
+        self.ignored = {"output_sequence"} | ({"clip"} if ignore_clip else set())
         self.sessions: dict[tuple[Any, ...], Evaluator] = {}
 
     def run(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
@@ -593,19 +573,13 @@ class Engine:
         if X is None or any(array is not None and not array.size for array in inputs):  # it would end the process
             raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
         arrays = [a if a is None or a.dtype.kind != "f" else a.astype(np.float32, copy=False) for a in inputs]
-        if is_batch_first(node):  # which onnxruntime does not compute
-            arrays = [a.swapaxes(0, 1) if a is not None and k in (0, 5, 6) else a for k, a in enumerate(arrays)]
         count = 3 if node.op_type == "LSTM" else 2
         names = [f"i{k}" if a is not None else "" for k, a in enumerate(arrays)]
         plain = helper.make_node(node.op_type, names, ["Y", "Y_h", "Y_c"][:count], name=node.name)
         plain.attribute.extend(attribute for attribute in node.attribute if attribute.name not in self.ignored)
         if arrays[2] is not None and all(attribute.name != "hidden_size" for attribute in node.attribute):
             plain.attribute.append(helper.make_attribute("hidden_size", arrays[2].shape[-1]))
-        results = [array.astype(X.dtype) for array in self._run(plain, arrays, key=id(node))]
-        if is_batch_first(node):
-            orders = [(2, 0, 1, 3), (1, 0, 2), (1, 0, 2)]
-            results = [array.transpose(order) for array, order in zip(results, orders, strict=False)]
-        return results
+        return [array.astype(X.dtype) for array in self._run(plain, arrays, key=id(node))]
 
     def _run(self, node: Any, inputs: Sequence[Array | None], key: int | None = None) -> list[Array]:
         arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}

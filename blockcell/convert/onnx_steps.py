@@ -22,7 +22,7 @@ from .onnx_graph import (
     attributes_by_name,
     fixed_sizes,
     input_name,
-    is_batch_first,
+    integer_attribute,
     is_recurrent,
 )
 from .onnx_node import Remark, from_node, key_of
@@ -31,6 +31,7 @@ from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
 _LARGEST_TRIAL = 2**19  # numbers of a result in such a trial
+_QUANTIZED = "onnxruntime has quantized it; convert the model that quantize_dynamic was given"
 _WRITTEN_OUT = (
     "it is a GRU, an LSTM or an RNN in single nodes, as tf2onnx writes most GRUs and SimpleRNNs of Keras; convert what"
     " the model was made of: convert.from_keras(model), or blockcell.tensorflow.open(path).cells of a graph"
@@ -115,8 +116,8 @@ def _hint(graph: OnnxGraph) -> str:
     leaves = ("weight_ih", "weight_ih_l0")
     prefixes = [name.removesuffix(leaf) for leaf in leaves for name in graph.tensors if name.endswith(f".{leaf}")]
     if not prefixes:
-        names = [key_of(node) for node in graph.nodes if _is_written_out_cell(node)]
-        return f". Of {names[0]!r}: {_WRITTEN_OUT}" if names else ""
+        mends = [f". Of {key_of(node)!r}: {mend}" for node in graph.nodes if (mend := _mend(node))]
+        return mends[0] if mends else ""
     return (
         f"; the weights of cells that are written out have PyTorch's names: tensors = {{tensor.name:"
         f" onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}};"
@@ -124,12 +125,16 @@ def _hint(graph: OnnxGraph) -> str:
     )
 
 
-def _is_written_out_cell(node: Any) -> bool:
-    """Return whether the body of a loop has a product and an activation, as that of a GRU, an LSTM or an RNN."""
-    if node.op_type not in ("Loop", "Scan"):
-        return False
+def _mend(node: Any) -> str:
+    """Say what to do about a node that computes a GRU, an LSTM or an RNN but is none, "" for others.
+
+    The body of a loop that does so has a product and an activation.
+    """
+    if node.op_type == "DynamicQuantizeLSTM":
+        return _QUANTIZED
     ops = {inner.op_type for attribute in node.attribute for inner in attribute.g.node}
-    return not ops.isdisjoint(("MatMul", "Gemm")) and not ops.isdisjoint(_ACTIVATIONS)
+    has_cell = not ops.isdisjoint(("MatMul", "Gemm")) and not ops.isdisjoint(_ACTIVATIONS)
+    return _WRITTEN_OUT if has_cell and node.op_type in ("Loop", "Scan") else ""
 
 
 class GraphSteps:
@@ -191,8 +196,7 @@ class GraphSteps:
         """Add a node that has an effect; return its key. The node that has a body stands for those in the body."""
         if self.graph.is_body or all(map(self.graph.is_fixed, node.output)):
             return []
-        hint = _WRITTEN_OUT if _is_written_out_cell(node) else ""
-        return [self._add_step(node, results, self._input_keys(node.input), hint=hint)]
+        return [self._add_step(node, results, self._input_keys(node.input), hint=_mend(node))]
 
     def _add_step(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **fields: Any) -> str:
         """Add the step of a node that gives these values; return its key."""
@@ -256,7 +260,7 @@ class GraphSteps:
         products = dict.fromkeys(_with_fixed(pair, fixed) for pair in product([3, 5, *sizes], [3, 5, *sizes]))
         return [*usual_pairs], [(T, B) for T, B in products if T * B <= _LARGEST]
 
-    def _read_sizes(self, name: str, batch_first: bool) -> tuple[int, int]:
+    def _read_sizes(self, name: str) -> tuple[int, int]:
         """Read T and B of a layer's X as far as the shapes of the model's values fix them, else -1.
 
         Only these tell whether a Reshape to (7, 1, H) leaves y [7,1,H] as it is, or exchanges the axes of y [1,7,H].
@@ -264,7 +268,7 @@ class GraphSteps:
         nodes, origins, shapes = self.graph.origins(name, self.key_of_value)
         pairs = [self._supposed_sizes(name, nodes, [*origins, *shapes], unknown) for unknown in (2, 3)]
         T, B = (first if 0 < first == second else -1 for first, second in zip(*pairs, strict=True))
-        return (B, T) if batch_first else (T, B)
+        return T, B
 
     def _supposed_sizes(self, name: str, nodes: list[Any], origins: list[str], unknown: int) -> tuple[int, int]:
         """Return the first two sizes of X [.,.,I] if all sizes that are not fixed are `unknown`; -1 if it is none."""
@@ -284,20 +288,19 @@ class GraphSteps:
     # ----------------------------------------------------------------------------------------------------------- layers
     def _add_recurrent(self, node: Any) -> None:
         layer, initial_state = from_node(self.graph, node, self.remarks, self.ignore_clip)
-        batch_first, source, name = is_batch_first(node), self._source(node.input[0]), input_name(node, 4)
+        source, name = self._source(node.input[0]), input_name(node, 4)
         lengths = self.graph.origins(name, ())[1] or [name]  # which a call of a stack has once
-        form = "y, batch first" if batch_first else "y"
-        if source is not None and (source.form, self.results[source.key].lengths) == (form, lengths):
+        if source is not None and (source.form, self.results[source.key].lengths) == ("y", lengths):
             inputs: tuple[str | None, ...] = (source.key,)
             self.nodes_between += source.nodes
         else:
             inputs = (*self._input_keys(node.input[:1]), None)
         for name in node.input[4:7]:  # remarks say what there is to say about lengths and states
             self.nodes_between += self.graph.origins(name, self.key_of_value)[0]
-        sizes = self._read_sizes(node.input[0], batch_first)
+        sizes = self._read_sizes(node.input[0])
         key = self._add_step(node, node.output, inputs, layer=layer, initial_state=initial_state)
         self.states |= {name for name in node.output[1:] if name}
-        trial, width = _recurrent_trial(node, layer, batch_first), layer.output_size
+        trial, width = _recurrent_trial(node, layer), layer.output_size
         self.results[key] = Result(self.graph, node, node.output[0], "Y", trial, sizes, width, lengths)
 
     def _add_dense(self, node: Any) -> bool:
@@ -308,9 +311,9 @@ class GraphSteps:
             return False
         source, attributes = self._source(names[0]), attributes_by_name(node)
         factors = {attributes[name].f for name in ("alpha", "beta") if name in attributes}
-        if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or factors - {1.0}:
+        if source is None or w.ndim != 2 or integer_attribute(node, "transA") or factors - {1.0}:
             return False
-        if "transB" in attributes and attributes["transB"].i:
+        if integer_attribute(node, "transB"):
             w = w.T
         bias = self.graph.constant(names[2]) if node.op_type == "Gemm" and names[2:] else None
         if len(names) > 2 and (bias is None or not _is_row(bias, w.shape[1])):
@@ -361,9 +364,8 @@ class GraphSteps:
     def _is_over_last_axis(self, node: Any, form: str) -> bool:
         """Return whether a Softmax of a y in this form is over its last axis."""
         newest = max((opset.version for opset in self.graph.opsets if opset.domain in ("", "ai.onnx")), default=1)
-        axes = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
         rank = 3 if form in ("y", "y, batch first") else 2
-        return (axes or [-1 if newest >= 13 else 1])[0] in (-1, rank - 1)
+        return integer_attribute(node, "axis", -1 if newest >= 13 else 1) in (-1, rank - 1)
 
     def _add_behind(self, source: Source, node: Any, size: int, **fields: Any) -> str:
         """Add a dense layer, or its activation, whose result has the form of its input; return its key."""
@@ -410,7 +412,7 @@ def _fit(
     return [form for form, array in forms.items() if moved.shape == array.shape and np.all(moved == array)]
 
 
-def _recurrent_trial(node: Any, layer: Layer, batch_first: bool) -> Callable[[int, int], Trial]:
+def _recurrent_trial(node: Any, layer: Layer) -> Callable[[int, int], Trial]:
     """Return what makes numbers for Y and Y_h of a recurrent node."""
     Y, Y_h = [*node.output, "", ""][:2]
     backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
@@ -419,10 +421,8 @@ def _recurrent_trial(node: Any, layer: Layer, batch_first: bool) -> Callable[[in
     def trial(T: int, B: int) -> Trial:
         y = np.arange(1.0, 1.0 + T * B * shape[0] * shape[1]).reshape(T, B, *shape)
         h = np.stack([y[0 if back else -1][:, d] for d, back in enumerate(backwards)])
-        values = {Y: y.transpose(1, 0, 2, 3) if batch_first else y.swapaxes(1, 2)}
-        values[Y_h] = h.swapaxes(0, 1) if batch_first else h
         parts = {"last": y[-1].reshape(B, -1), "ends": h.swapaxes(0, 1).reshape(B, -1)}
-        return Trial(values, _forms(y.reshape(T, B, -1)) | parts)
+        return Trial({Y: y.swapaxes(1, 2), Y_h: h}, _forms(y.reshape(T, B, -1)) | parts)
 
     return trial
 

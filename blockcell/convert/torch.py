@@ -80,8 +80,7 @@ def from_torch(
     Warns
     -----
     UserWarning
-        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known. A module or a
-        name says zoneout, whose mixture of the old and the new state is not converted.
+        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known.
 
     Raises
     ------
@@ -137,7 +136,6 @@ def _convert(
     groups = _groups(source)
     prefixes = groups if prefix is None else [prefix]
     activations, remarks = _nonlinearities(module, source, prefixes, nonlinearity)
-    remarks += _zoneout_remarks(module, prefixes)
     weights = _Weights(source, groups, activations)
     if prefix is not None:
         if prefix in groups or f"{prefix}weight" in source:
@@ -257,32 +255,6 @@ def _without_weight_drop(source: Mapping[str, Any]) -> Mapping[str, Any]:
         prefix = inner if any(name.startswith(inner) for name in source) else match[1]
         tensors[prefix + match[2]] = tensors.pop(match[0])
     return tensors
-
-
-def _zoneout_remarks(module: Any, prefixes: Iterable[str]) -> list[str]:
-    """Return a remark on the LSTMs, GRUs and RNNs with these prefixes that are in a module with zoneout, if any is."""
-    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
-    prefixes_in_zoneout = []
-    for prefix in prefixes:
-        parts = prefix.split(".")[:-1]
-        ancestors = [modules.get(".".join(parts[:k])) for k in range(len(parts) + 1)]
-        if "zoneout" in prefix.lower() or any(map(_has_zoneout, ancestors)):
-            prefixes_in_zoneout.append(prefix)
-    remark = (
-        f"the zoneout around {', '.join(map(repr, prefixes_in_zoneout))} is not converted. It acts in inference, too:"
-        f" h is z * h_before + (1 - z) * h of the cell, and c likewise. Call the layer for one step at a time, and mix"
-        f" the states"
-    )
-    return [remark] if prefixes_in_zoneout else []
-
-
-def _has_zoneout(module: Any) -> bool:
-    """Return whether a module is named after zoneout, unless all that it has by that name are zeros."""
-    members = {} if module is None else {**vars(module), **dict(vars(module).get("_modules", {}).items())}
-    values = [value for name, value in members.items() if "zoneout" in name.lower()]
-    if values:
-        return any(not isinstance(value, (int, float)) or value for value in values)
-    return "zoneout" in getattr(module, "original_name", type(module).__name__).lower()  # the first of torch.jit
 
 
 def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:

@@ -10,6 +10,7 @@ and files stay Keras' own.  Keras computes by PyTorch, TensorFlow, JAX or numpy,
 ``by_torch.py``    the computation as a function of PyTorch, with its gradient
 ``by_tf.py``       as one of TensorFlow
 ``by_jax.py``      as one of JAX
+``xla_calls.py``   how programs that JAX has compiled call it
 ``by_numpy.py``    as one of numpy, which has no gradients
 =================  =================================================================================================
 """

@@ -8,11 +8,9 @@ from typing import Any
 from .computation import Computation
 
 
-def compute(
-    computation: Computation, x: Any, mask: Any, states: Sequence[Any], weights: Sequence[Any], training: bool
-) -> list[Any]:
+def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> list[Any]:
     """Return y and the last states."""
-    return computation.forward(x, mask, states, weights, False)[0]
+    return computation.forward(inputs, False)[0]
 
 
 def device(weight: Any) -> str:

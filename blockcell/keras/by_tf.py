@@ -10,44 +10,33 @@ import tensorflow as tf
 from .computation import Computation
 
 
-def compute(
-    computation: Computation, x: Any, mask: Any, states: Sequence[Any], weights: Sequence[Any], training: bool
-) -> list[Any]:
+def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> list[Any]:
     """Return y and the last states, as tensors that know their gradients."""
-    states, weights = [*map(tf.convert_to_tensor, states)], [*map(tf.convert_to_tensor, weights)]  # no variables
-    masks, count = [] if mask is None else [mask], 1 + len(states)
-
-    def split(arrays: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-        """Return x, mask, states and weights of the arrays of a call."""
-        return arrays[0], arrays[count] if masks else None, arrays[1:count], arrays[count + len(masks) :]
+    inputs = [*map(tf.convert_to_tensor, inputs)]  # no variables
+    count, dtype = 1 + computation.state_count, inputs[0].dtype
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def function(*inputs: Any) -> Any:
-        tensors = [*inputs[:count], *masks, *inputs[count:]]
         token, *results = tf.numpy_function(
-            lambda *arrays: computation.forward_with_token(*split(arrays), training),
-            tensors,
-            [tf.int64, *[x.dtype] * count],
+            lambda *arrays: computation.forward_with_token(arrays, training), inputs, [tf.int64, *[dtype] * count]
         )
+        for result, shape in zip(results, computation.result_shapes(inputs), strict=True):
+            result.set_shape(shape)
 
         def gradient(*d_results: Any) -> Any:
-            d_inputs = tf.numpy_function(
-                lambda token, *arrays: computation.backward_of_token(
-                    int(token), *split(arrays[:-count]), arrays[-count:]
-                ),
-                [token, *tensors, *d_results],
-                [x.dtype] * len(inputs),
+            sources = inputs[: count + computation.weight_count]
+            d_sources = tf.numpy_function(
+                lambda token, *arrays: computation.backward_of_token(int(token), arrays[:-count], arrays[-count:]),
+                [token, *inputs, *d_results],
+                [dtype] * len(sources),
             )
-            for d_input, of_input in zip(d_inputs, inputs, strict=True):
-                d_input.set_shape(of_input.shape)
-            return d_inputs
+            for d_source, source in zip(d_sources, sources, strict=True):
+                d_source.set_shape(source.shape)
+            return [*d_sources, *[None] * (len(inputs) - len(sources))]
 
-        results[0].set_shape(computation.y_shape(x, weights[1].shape[0]))
-        for result, state in zip(results[1:], states, strict=True):
-            result.set_shape(state.shape)
         return results, gradient
 
-    return [*function(x, *states, *weights)]
+    return [*function(*inputs)]
 
 
 def device(weight: Any) -> str:

@@ -12,30 +12,24 @@ from .computation import Computation
 
 class _Compute(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, computation: Computation, mask: Any, training: bool, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        x, *others = (tensor.detach().numpy() for tensor in tensors)
-        states, weights = others[: computation.state_count], others[computation.state_count :]
-        mask = None if mask is None else mask.numpy()
-        results, ctx.tape = computation.forward(x, mask, states, weights, training)
-        ctx.computation = computation
+    def forward(ctx: Any, computation: Computation, training: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results, ctx.tape = computation.forward([tensor.detach().numpy() for tensor in tensors], training)
+        ctx.computation, ctx.input_count = computation, len(tensors)
         return tuple(map(torch.from_numpy, results))
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *d_results: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = ctx.computation.backward(ctx.tape, [d_result.numpy() for d_result in d_results])
-        return None, None, None, *map(torch.from_numpy, grads)
+        mask_count = ctx.input_count - len(grads)
+        return None, None, *map(torch.from_numpy, grads), *[None] * mask_count
 
 
-def compute(
-    computation: Computation, x: Any, mask: Any, states: Sequence[Any], weights: Sequence[Any], training: bool
-) -> list[Any]:
+def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> list[Any]:
     """Return y and the last states, as tensors that know their gradients."""
-    if x.device.type == "meta":  # Keras asks for the shapes alone, before it trains
-        return [x.new_empty(computation.y_shape(x, len(weights[1]))), *map(torch.empty_like, states)]
-    return [*_Compute.apply(computation, mask, torch.is_grad_enabled(), x, *states, *weights)]
+    if inputs[0].device.type == "meta":  # Keras asks for the shapes alone, before it trains
+        return [inputs[0].new_empty(shape) for shape in computation.result_shapes(inputs)]
+    return [*_Compute.apply(computation, torch.is_grad_enabled(), *inputs)]
 
 
 def device(weight: Any) -> str:

@@ -1,24 +1,27 @@
 """What an LSTM, GRU or SimpleRNN of Keras computes, forward and backward, of numpy arrays.
 
 Arrays are Keras': x and y are batch first, weights are kernel [I,nH], recurrent kernel [H,nH] and perhaps bias, states
-are h and, of an LSTM, c.
+are h and, of an LSTM, c.  The inputs of a call are a flat list, as backends take it: x, states, weights, and a mask
+[B,T] if there is one.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..convert.shared import make_cell
 from ..gates import ORDERS, reorder
+from ..layers import GRU, LSTM, RNN
+from ..layers.shared import GRUState, LSTMState, RNNState
 from ..layers.tape import Tape
 from ..optable import Array
 
-STATES = {"LSTM": ("h", "cs"), "GRU": ("h",), "RNN": ("h",)}
-"""The names of a layer's state, in Keras' order."""
+_LAYERS: dict[str, Any] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+_STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState}  # with h last; Keras has it first
 
 
 class Computation:
@@ -35,68 +38,76 @@ class Computation:
         Whether y is [B,T,H], or [B,H] of the last step.
     zero_masked : bool
         Whether y is zero at masked steps, or what it was before.
+    begins_with_state : bool
+        Whether y is the initial h, and not zero, at masked steps before a row's first other step.
     """
 
+    _numbers = itertools.count()  # one for each computation
+
     def __init__(
-        self, kind: str, options: dict[str, Any], weight_count: int, returns_sequences: bool, zero_masked: bool
-    ) -> None:
-        self.kind, self.options, self.weight_count = kind, options, weight_count
+        self, kind: str, options: dict[str, Any], weight_count: int, returns_sequences: bool, zero_masked: bool,
+        begins_with_state: bool = False,
+    ) -> None:  # fmt: skip
+        self.kind, self.options, self.weight_count = kind, dict(options), weight_count
         self.returns_sequences, self.masked = returns_sequences, "zero" if zero_masked else "repeat"
-        self.state_count = len(STATES[kind])
+        self.begins_with_state = begins_with_state and not zero_masked
+        self.state_count = len(_STATES[kind]._fields)
+        self.number = next(Computation._numbers)
+        if kind == "LSTM":
+            self.options |= {"gate_order": ORDERS["Keras LSTM"]}
         self._layer: tuple[Sequence[Array], Any] = (), None
+        self._training_layer: Any = None  # whose weights are replaced at each call, which holds the lock
+        self._lock = threading.Lock()
         self._kept: tuple[int, Tape | None] = 0, None
         self._tokens = itertools.count(1)
 
-    def y_shape(self, x: Any, hidden: int) -> tuple[Any, ...]:
-        """Return the shape of y for an x [B,T,I], of which a backend may not know all sizes yet."""
-        return (*x.shape[: 1 + self.returns_sequences], hidden)
+    def result_shapes(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the shapes of y and the last states; a backend may not know all sizes yet."""
+        x, *states = inputs[: 1 + self.state_count]
+        return [(*x.shape[: 1 + self.returns_sequences], states[0].shape[-1]), *(state.shape for state in states)]
 
-    def forward(
-        self, x: Array, mask: Array | None, states: Sequence[Array], weights: Sequence[Array], training: bool
-    ) -> tuple[list[Array], Tape | None]:
+    def forward(self, inputs: Sequence[Array], training: bool) -> tuple[list[Array], Tape | None]:
         """Return y and the last states, and in training the tape."""
-        layer = self._layer_of(weights)
-        named_states = dict(zip(STATES[self.kind], states, strict=True))
+        x, *others = inputs
+        states, others = others[: self.state_count], others[self.state_count :]
+        weights, mask = others[: self.weight_count], others[self.weight_count :]
         options: dict[str, Any] = {"batch_first": True}
-        if mask is not None:
-            options |= {"mask": mask, "masked": self.masked}
-        y, last, *tape = (layer.forward if training else layer)(x, named_states, **options)
-        if not self.returns_sequences:
-            y = y[:, -1]
-        return [y, *(getattr(last, name) for name in STATES[self.kind])], tape[0] if tape else None
+        if mask:
+            options |= {"mask": mask[0], "masked": self.masked}
+        state, tape = _STATES[self.kind](*reversed(states)), None
+        if training:
+            with self._lock:
+                y, last, tape = self._train(weights).forward(x, state, **options)
+        else:
+            y, last = self._layer_of(weights)(x, state, **options)
+        if mask and self.begins_with_state:
+            np.copyto(y, states[0][:, None], where=~np.logical_or.accumulate(mask[0], axis=1)[:, :, None])
+        return [y if self.returns_sequences else y[:, -1], *reversed(last)], tape
 
     def backward(self, tape: Tape, d_results: Sequence[Array]) -> list[Array]:
         """Return the gradients to x, the initial states and the weights, from those to y and the last states."""
-        d_y, *d_states = d_results
+        d_y, *d_last = d_results
         if not self.returns_sequences:
             whole = np.zeros((tape.B, tape.T, d_y.shape[-1]), d_y.dtype)
-            whole[:, -1:] = d_y[:, None]
+            whole[:, -1] = d_y
             d_y = whole
         layer: Any = tape.layer
-        d_x, d_first, grads = layer.backward(tape, d_y, dict(zip(STATES[self.kind], d_states, strict=True)))
-        d_weights = self._keras_grads(grads, d_x.shape[-1])
-        return [d_x, *(getattr(d_first, name) for name in STATES[self.kind]), *d_weights[: self.weight_count]]
+        d_x, d_first, grads = layer.backward(tape, d_y, _STATES[self.kind](*reversed(d_last)))
+        if tape.counted is not None and self.begins_with_state:
+            is_before = ~np.logical_or.accumulate(tape.counted.mask.T, axis=1)
+            np.add(d_first.h, (d_y * is_before[:, :, None]).sum(axis=1), out=d_first.h)
+        return [d_x, *reversed(d_first), *self._keras_grads(grads, d_x.shape[-1])[: self.weight_count]]
 
-    def forward_with_token(
-        self, x: Array, mask: Array | None, states: Sequence[Array], weights: Sequence[Array], training: bool
-    ) -> list[Array]:
+    def forward_with_token(self, inputs: Sequence[Array], training: bool) -> list[Array]:
         """Return a token [], y and the last states: the token tells `backward_of_token` which tape is meant."""
-        results, tape = self.forward(x, mask, states, weights, training)
+        results, tape = self.forward(inputs, training)
         token = 0
         if tape is not None:
             token = next(self._tokens)
             self._kept = token, tape
         return [np.asarray(token, np.int64), *results]
 
-    def backward_of_token(
-        self,
-        token: int,
-        x: Array,
-        mask: Array | None,
-        states: Sequence[Array],
-        weights: Sequence[Array],
-        d_results: Sequence[Array],
-    ) -> list[Array]:
+    def backward_of_token(self, token: int, inputs: Sequence[Array], d_results: Sequence[Array]) -> list[Array]:
         """Return what `backward` does.
 
         Only the last tape is kept, because nobody tells whether a gradient will be asked for.  An earlier one, as of a
@@ -106,7 +117,7 @@ class Computation:
         if kept == token:
             self._kept = 0, None  # which frees the tape's arrays
         else:
-            tape = self.forward(x, mask, states, weights, True)[1]
+            tape = self.forward(inputs, True)[1]
         assert tape is not None
         return self.backward(tape, d_results)
 
@@ -115,21 +126,44 @@ class Computation:
         known, layer = self._layer
         if len(known) == len(weights) and all(map(np.array_equal, known, weights)):
             return layer
-        known = [weight.copy() for weight in weights]
-        kernel, recurrent, *biases = known
-        bias: Any = biases[0] if biases else np.zeros(recurrent.shape[1], recurrent.dtype)
-        both = (bias, None) if bias.ndim == 1 else bias
-        layer = make_cell(f"Keras {self.kind}", kernel, recurrent, *both, **self.options)
-        self._layer = known, layer
+        layer = self._new_layer(weights)
+        self._layer = [weight.copy() for weight in weights], layer
         return layer
+
+    def _train(self, weights: Sequence[Array]) -> Any:
+        """Return the layer for training with these weights, which are others at each step.
+
+        To replace weights takes a third of the time that a new layer takes, or less.
+        """
+        if self._training_layer is None:
+            self._training_layer = self._new_layer(weights)
+        else:
+            self._training_layer.set_weights(**self._convert(weights))
+        return self._training_layer
+
+    def _new_layer(self, weights: Sequence[Array]) -> Any:
+        return _LAYERS[self.kind](**self._convert(weights), **self.options)
+
+    def _convert(self, weights: Sequence[Array]) -> dict[str, Array]:
+        """Return Keras' weights as those of the layer, by name."""
+        kernel, recurrent, *biases = weights
+        w, hidden = np.concatenate([kernel, recurrent]), len(recurrent)
+        b: Any = biases[0] if biases else np.zeros(w.shape[1], w.dtype)
+        if self.kind != "GRU":
+            return {"w": w, "b": b}
+        w, b = (reorder(array, ORDERS["Keras GRU"], ORDERS["GRU"]) for array in (w, b))
+        b, b_h = b if b.ndim == 2 else (b, np.zeros_like(b))
+        gates, candidate = slice(2 * hidden), slice(2 * hidden, None)
+        arrays = {"w_ru": w[:, gates], "w_c": w[:, candidate], "b_ru": b[gates] + b_h[gates], "b_c": b[candidate]}
+        return arrays | ({"b_hc": b_h[candidate]} if self.options["reset_after"] else {})
 
     def _keras_grads(self, grads: dict[str, Array], input_size: int) -> list[Array]:
         """Return the gradients to kernel, recurrent kernel and bias; both biases of a GRU in one array, as Keras."""
-        if self.kind == "GRU":
+        if self.kind != "GRU":
+            w, b = grads["w"], grads["b"]
+        else:
             w, b = (np.concatenate([grads[f"{name}_ru"], grads[f"{name}_c"]], axis=-1) for name in "wb")
             if self.options["reset_after"]:
                 b = np.stack([b, np.concatenate([grads["b_ru"], grads["b_hc"]])])
-        else:
-            w, b = grads["w"], grads["b"]
-        w, b = (reorder(array, ORDERS[self.kind], ORDERS[f"Keras {self.kind}"]) for array in (w, b))
+            w, b = (reorder(array, ORDERS["GRU"], ORDERS["Keras GRU"]) for array in (w, b))
         return [w[:input_size], w[input_size:], b]

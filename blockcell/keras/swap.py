@@ -8,11 +8,11 @@ own in everything else: class, config, weights and files.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import keras
 
+from ..argument_reader import ArgumentReader
 from ..convert.keras_description import describe
 from ..convert.keras_layers import is_cell_activation
 from ..replacement import Report
@@ -20,11 +20,12 @@ from .computation import Computation
 
 KINDS = {keras.layers.LSTM: "LSTM", keras.layers.GRU: "GRU", keras.layers.SimpleRNN: "RNN"}
 _BACKENDS = {"torch": "by_torch", "tensorflow": "by_tf", "jax": "by_jax", "numpy": "by_numpy"}
+_MIN_UNITS = {"jax": 64}  # benchmarks/keras_in_place.py: layers of 32 units are slower than what JAX compiles
 _ACTIVATIONS = "activation", "recurrent_activation"
 _COMPILED_FUNCTIONS = "train_function", "test_function", "predict_function"
 
 
-def replace(model: keras.Layer) -> Report:
+def replace(model: keras.Layer, *, min_units: int | None = None) -> Report:
     """Make every LSTM, GRU and SimpleRNN of a built Keras 3 model compute by blockcell, in place.
 
     Those of a `Bidirectional` and of models within the model are among them.  Weights, names and configs stay, so
@@ -39,28 +40,32 @@ def replace(model: keras.Layer) -> Report:
     ----------
     model : keras.Layer
         A model, or a layer alone.
+    min_units : int, optional
+        Layers with fewer units stay. By default 64 with JAX, which is faster itself then, and otherwise 0.
 
     Returns
     -------
     Report
         The dicts `changed` and `left`, by names of layers: what was replaced, and what was left and why. Layers stay
-        that are not built, on a GPU, of classes derived from Keras', with recurrent dropout, with other activations
-        than blockcell has, or in other dtypes than float32 and float64; and RNNs of cells.
+        that are small, not built, on a GPU, of classes derived from Keras', with recurrent dropout, with activations
+        that blockcell lacks, or in other dtypes than float32 and float64; and RNNs of cells.
 
     Raises
     ------
     TypeError
-        `model` is no layer of Keras 3.
+        `model` is no layer of Keras 3, or `min_units` no integer.
     ValueError
         Keras computes by another backend, or by PyTorch or TensorFlow and the model is compiled with
         ``jit_compile=True``.
     """
     _check_model("replace", model)
     name = keras.backend.backend()
+    units = _MIN_UNITS.get(name, 0) if min_units is None else min_units
+    min_units = ArgumentReader("blockcell.keras.replace").integer("min_units", units)
     if name not in _BACKENDS:
         raise ValueError(f"blockcell.keras.replace: Keras computes by {name}; expected {', '.join(_BACKENDS)}")
     backend = importlib.import_module(f".{_BACKENDS[name]}", __package__)
-    models = [part for part in _parts(model) if isinstance(part, keras.Model)]
+    models = [part for part in model._flatten_layers() if isinstance(part, keras.Model)]
     is_compiled = name in ("torch", "tensorflow")
     for part in models if is_compiled else ():
         config = getattr(part, "_compile_config", None)
@@ -70,10 +75,10 @@ def replace(model: keras.Layer) -> Report:
                 " Python; expected compile(..., jit_compile=False)"
             )
     report = Report(noun="layer")
-    for part in _parts(model):
+    for part in model._flatten_layers():
         if not isinstance(part, keras.layers.RNN):
             continue
-        reason = _reason(part, backend)
+        reason = _reason(part, backend, min_units)
         if reason:
             report.left[part.name] = reason
             continue
@@ -105,7 +110,7 @@ def restore(model: keras.Layer) -> Report:
     """
     _check_model("restore", model)
     report, models = Report(action="restored", noun="layer"), []
-    for part in _parts(model):
+    for part in model._flatten_layers():
         loop = vars(part).get("inner_loop")
         if isinstance(loop, _InnerLoop):
             del vars(part)["inner_loop"]
@@ -129,14 +134,14 @@ class _InnerLoop:
             weight_count=2 + bool(layer.use_bias),
             returns_sequences=bool(layer.return_sequences),
             zero_masked=bool(layer.zero_output_for_mask),
+            begins_with_state=keras.backend.backend() in ("jax", "numpy") and not layer.unroll,
         )
 
     def __call__(
         self, sequences: Any, initial_state: Any, mask: Any = None, training: Any = False
     ) -> tuple[Any, Any, list[Any]]:
         """Compute all steps; return the last output, all outputs, and the last states, as Keras' own loop does."""
-        layer, cell = self.layer, self.layer.cell
-        ops = keras.ops
+        layer, cell, ops = self.layer, self.layer.cell, keras.ops
         if isinstance(mask, (list, tuple)):
             mask = mask[0]
         if training and cell.dropout > 0:
@@ -144,12 +149,10 @@ class _InnerLoop:
         if layer.go_backwards:
             sequences = ops.flip(sequences, 1)
             mask = None if mask is None else ops.flip(mask, 1)
-        if mask is not None:
-            mask = ops.cast(mask, "bool")
+        masks = [] if mask is None else [ops.cast(mask, "bool")]
         weights = [cell.kernel, cell.recurrent_kernel, *([cell.bias] if layer.use_bias else [])]
-        tensors = [ops.convert_to_tensor(weight) for weight in weights]
-        arguments = sequences, mask, list(initial_state), tensors, bool(training)
-        y, *states = self.compute(self.computation, *arguments)
+        inputs = [sequences, *initial_state, *map(ops.convert_to_tensor, weights), *masks]
+        y, *states = self.compute(self.computation, inputs, bool(training))
         if layer.return_sequences:
             return y[:, -1], y, states
         return y, ops.expand_dims(y, 1), states
@@ -163,18 +166,13 @@ def _check_model(caller: str, model: Any) -> None:
         )
 
 
-def _parts(model: Any) -> Iterator[Any]:
-    """Iterate over a model and all layers in it, each once."""
-    yield from model._flatten_layers()
-
-
 def _read_options(layer: Any) -> dict[str, Any]:
     """Return the options of a layer that blockcell's layer has, too."""
     config = describe(layer).config
     return {name: config[name] for name in (*_ACTIVATIONS, "reset_after") if name in config}
 
 
-def _reason(layer: Any, backend: Any) -> str | None:
+def _reason(layer: Any, backend: Any, min_units: int) -> str | None:
     """Return why a layer stays as it is; None if it does not."""
     kind = type(layer)
     if kind not in KINDS:
@@ -197,6 +195,8 @@ def _reason(layer: Any, backend: Any) -> str | None:
     for name in _ACTIVATIONS:
         if name in options and not is_cell_activation(options[name]):
             return f"its {name} is none of blockcell's"
+    if layer.units < min_units:
+        return f"it has fewer units than min_units, {min_units}"
     device = backend.device(keras.ops.convert_to_tensor(cell.kernel))
     return None if device == "cpu" else f"Keras computes on {device}"
 

@@ -36,6 +36,7 @@ The interface for ``convert``, ``tensorflow``, ``torch`` and ``onnx_export`` con
 """
 
 from .._stream import Stream
+from ..activations import Activation  # noqa: F401 (annotations of classes that say they are from this module)
 from ..quantization import QuantizationReport
 from .calls import BaseLayer
 from .containers import Bidirectional, Stack, StackStream

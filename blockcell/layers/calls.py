@@ -27,9 +27,10 @@ class BaseLayer(ABC, Generic[S_co]):
     _runner: Runner
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would change nothing: public attributes of our classes; a user's subclass may have its own."""
+        """Refuse what would change nothing: options, and public attributes but those of a user's subclass."""
         is_ours = not name.startswith("_") and type(self).__module__.partition(".")[0] == "blockcell"
-        if is_ours and not callable(getattr(type(self), name, None)):
+        is_option = any(name == option.name for option in getattr(self, "_options", ()))
+        if is_option or (is_ours and not callable(getattr(type(self), name, None))):
             expected = "expected set_weights for weights, and arguments of the constructor for options"
             raise AttributeError(f"{type(self).__name__}: {name} cannot be set; {expected}")
         super().__setattr__(name, value)
@@ -264,7 +265,16 @@ class BaseLayer(ABC, Generic[S_co]):
         """Return the layer without its weights, as `blockcell.files` has it."""
 
     @abstractmethod
+    def _leaves(self, prefix: str = "") -> dict[str, Any]:
+        """Return the leaves of this layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
+
     def _arrays_of_file(self) -> dict[str, Array]:
-        """Return the arrays that a file has, by name."""
+        """Return the arrays that a file has, by name: the weights, and in place of a quantized one codes and scale."""
+        weights = self._shared.weights
+        return {
+            prefix + name: array
+            for prefix, leaf in self._leaves().items()
+            for name, array in leaf._stored_arrays(weights[leaf]).items()
+        }
 
     _quantization: Scheme | None = None

@@ -19,23 +19,17 @@ class Cell(Leaf[S_co]):
 
     _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
-    _reverse: bool = False
     _activations: dict[str, Activation]
     """By the arguments' names, in their canonical form."""
+    activation: Activation
+    """The activation of the candidate and of an LSTM's output, or of an RNN's h: a name, or a tuple of a name and
+    parameters that are not the defaults."""
+    reverse: bool
+    """Whether the layer runs from each row's last step to its first."""
 
-    @property
-    def reverse(self) -> bool:
-        """Whether the layer runs from each row's last step to its first."""
-        return self._reverse
-
-    @property
-    def activation(self) -> Activation:
-        """The activation of the candidate and of an LSTM's output, or of an RNN's h: a name, or a tuple of a name and
-        parameters that are not the defaults."""
-        return self._activations["activation"]
-
-    def _read_activations(self, reader: ArgumentReader, **values: Any) -> None:
-        self._activations = {name: reader.activation(name, value) for name, value in values.items()}
+    def _read_cell_options(self, reader: ArgumentReader, reverse: Any, **activations: Any) -> None:
+        self._activations = {name: reader.activation(name, value) for name, value in activations.items()}
+        self._set_options(**self._activations, reverse=reader.switch("reverse", reverse))
 
     def _new_runner(self) -> CellRunner:
         return CellRunner(self)
@@ -61,15 +55,20 @@ class Cell(Leaf[S_co]):
         rows, columns = arrays[first.name].shape
         if columns % gates:
             raise ValueError(f"{message}, so {gates} times as many columns as cells")
-        sizes = layer_sizes(first.shape, (rows, columns), self._projection_size(arrays, columns // gates))
+        projection = self._projection_size(arrays["w_p"], columns // gates) if "w_p" in arrays else None
+        sizes = layer_sizes(first.shape, (rows, columns), projection)
         letter = "P" if "P" in sizes else "H"
         if rows < sizes[letter]:
             raise ValueError(f"{message}, so at least {letter} = {sizes[letter]} rows")
         return sizes
 
-    def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
-        """Return P, the size of h, if weights project it; otherwise None."""
-        return None
+    def _projection_size(self, w_p: Array, hidden: int) -> int:
+        """Return P, the size of h, from the weights that project it."""
+        shape: tuple[int, ...] = w_p.shape
+        if len(shape) != 2 or 0 in shape:
+            expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
+            raise ValueError(f"{type(self).__name__}: w_p has shape {shape}; expected {expected}")
+        return shape[1]
 
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         if self.reverse:

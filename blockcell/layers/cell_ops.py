@@ -12,7 +12,7 @@ from .cell import Cell
 from .lstm_gru import GRU, LSTM
 
 
-class CellOp(NamedTuple):
+class CellPass(NamedTuple):
     """A pass of a cell."""
 
     op: Op
@@ -49,7 +49,7 @@ def describe_cell(
     outputs: Collection[str] | None = None,
     last_states: Iterable[str] = (),
     unused: Collection[str] = (),
-) -> CellOp:
+) -> CellPass:
     """Describe a pass of a cell; `pass_name` is "Step", "" for all steps, or "Grad", as in `OPS_OF`.
 
     `outputs` names outputs of the op, None all of them; `last_states` names states that are outputs after the last
@@ -73,7 +73,7 @@ def describe_cell(
     op_inputs, op_outputs = map(tuple, sides)
     sizes = {"I": cell.input_size, "H": cell.hidden_size}
     sizes |= {"P": cell.output_size} if "w_p" in cell.weights else {}
-    return CellOp(replace(op, inputs=op_inputs, outputs=op_outputs), attrs | unusual(cell._activations), sizes)
+    return CellPass(replace(op, inputs=op_inputs, outputs=op_outputs), attrs | unusual(cell._activations), sizes)
 
 
 def _with_weights_of(op: Op, cell: Cell) -> Op:

@@ -63,6 +63,9 @@ class Dense(Leaf[tuple[()]]):
     _repr_attributes = "input_size", "output_size", "dtype"
     _tensors = DENSE_WEIGHTS
     _below: list[tuple[int, bool | None]] | None = None
+    activation: str | None
+    last: bool | str
+    """Whether y is from each row's last step alone, or "ends", from the step at which each direction below ends."""
 
     @explain_arguments
     def __init__(
@@ -80,8 +83,8 @@ class Dense(Leaf[tuple[()]]):
             raise error(f"{reader.caller}: activation is {short(activation)}; expected one of {expected}")
         if isinstance(last, str) and last != "ends":
             raise ValueError(f"{reader.caller}: last is {short(last)}; expected True, False or 'ends'")
-        self._activation = activation
-        self._last = last if isinstance(last, str) else reader.switch("last", last)
+        last = last if isinstance(last, str) else reader.switch("last", last)
+        self._set_options(activation=activation, last=last)
         self._initialize({"w": w, "b": b})
 
     def _new_runner(self) -> DenseRunner:
@@ -117,15 +120,6 @@ class Dense(Leaf[tuple[()]]):
         I, O, dtype = _read_sizes(reader, input_size, output_size, dtype, "output_size")  # noqa: E741
         w = _glorot(np.random.default_rng(seed), I, O, (I, O))
         return cls(**_rounded({"w": w, "b": np.zeros(O)}, dtype), activation=activation, last=last)
-
-    @property
-    def activation(self) -> str | None:
-        return self._activation
-
-    @property
-    def last(self) -> bool | str:
-        """Whether y is from each row's last step alone, or "ends", from the step at which each direction below ends."""
-        return self._last
 
     @property
     def hidden_size(self) -> int:

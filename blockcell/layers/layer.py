@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral
 from typing import Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
@@ -25,6 +24,7 @@ from ..quantization import (
     QuantizationReport,
     QuantizedMatrix,
     Scheme,
+    dequantize_matrix,
     quantize_matrix,
     read_schemes,
     report_of,
@@ -41,7 +41,6 @@ from .shared import (
     LeafWeights,
     LSTMState,
     NoState,
-    Parts,
     Plan,
     RNNState,
     S_co,
@@ -50,8 +49,6 @@ from .shared import (
     Weights,
 )
 from .tape import Tape
-
-HALF = DTYPES.index(np.dtype(np.float16))
 
 
 class Layer(BaseLayer[S_co]):
@@ -62,8 +59,7 @@ class Layer(BaseLayer[S_co]):
         """Return the arguments with which the constructor makes an equal layer."""
 
     @abstractmethod
-    def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
-        """Return the leaves of this layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
+    def _leaves(self, prefix: str = "") -> dict[str, Leaf]: ...
 
     @property
     @abstractmethod
@@ -134,9 +130,6 @@ class Layer(BaseLayer[S_co]):
             new = {leaf: leaf._pack(old[leaf].arrays | update) for leaf, update in updates.items() if update}
             if self._shared.replace(old, old | new):
                 return
-
-    def _arrays_of_file(self) -> dict[str, Array]:
-        return self.weights
 
     # ----------------------------------------------------------------------------------------------------- quantization
     def quantize(self, scheme: Scheme) -> Quantized[S_co]:
@@ -379,14 +372,11 @@ class Layer(BaseLayer[S_co]):
         >>> LSTM.init(256, 256, seed=0).plan(20, 1, num_threads=1)
         {'': Plan(forward=Grid(groups=1, members=1), backward=Grid(groups=1, members=1))}
         """
-        reader, sizes = ArgumentReader(f"{type(self).__name__}.plan"), []
-        for name, value in (("T", T), ("B", B)):
-            sizes.append(reader.integer(name, value))
-            if sizes[-1] < 1:
-                raise ValueError(f"{reader.caller}: {name} is {value}; expected at least 1")
+        reader = ArgumentReader(f"{type(self).__name__}.plan")
+        T, B = reader.at_least(1, "T", T), reader.at_least(1, "B", B)
         threads, plans = reader.thread_number(num_threads), {}
         for prefix, leaf in self._leaves().items():
-            kernels = [leaf._plan_kernel(task, 0, sizes[0], sizes[1], threads) for task in ("forward", "backward")]
+            kernels = [leaf._plan_kernel(task, 0, T, B, threads) for task in ("forward", "backward")]
             grids = [Grid(kernel.threads // kernel.members, kernel.members) for kernel in kernels]
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans
@@ -398,10 +388,6 @@ class Layer(BaseLayer[S_co]):
         leaves = zip(self._leaves().items(), layer._leaves().values(), strict=True)
         layer._share(SharedWeights({own: change(prefix, leaf, weights[leaf]) for (prefix, leaf), own in leaves}))
         return layer
-
-    def _pickled(self) -> Parts:
-        """Return the layer for the pickle of a quantized one."""
-        return Parts(type(self), {name: _pickled(value) for name, value in self._arguments().items()})
 
     @abstractmethod
     def _new_runner(self) -> Runner:
@@ -417,7 +403,7 @@ class Leaf(Layer[S_co]):
     """A layer with weights of its own, not of other layers. `Cell` and `Dense` set the attributes below."""
 
     _kernel: str
-    """The kind of its kernels: a key of `_kernels.LAYERS`."""
+    """The kind of its kernels: as `_kernels.plan_layer` takes it."""
     _tensors: tuple[Tensor, ...]
     """The weights that the constructor takes, in the order of the kernels."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
@@ -485,6 +471,10 @@ class Leaf(Layer[S_co]):
         """Return the part of the repr about weights that the layer may have or not, as arguments of `init`."""
         return []
 
+    def _set_options(self, **values: Any) -> None:
+        """Set options, the attributes that `__setattr__` refuses to set."""
+        vars(self).update(values)
+
     def _option_values(self) -> dict[str, Any]:
         """Return the options by name."""
         return {option.name: getattr(self, option.name) for option in self._options}
@@ -506,12 +496,6 @@ class Leaf(Layer[S_co]):
         """Set sizes, dtype and weights from the arrays that the constructor gets."""
         reader = ArgumentReader(type(self).__name__)
         tensors = [tensor for tensor in self._tensors if tensor.name in values]
-        sizes = [*values.values()][:2]
-        if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
-            size_texts = [short(int(size)) for size in sizes]
-            expected = f"expected an array of shape {form(tensors[0].shape)}"
-            advice = f"for new weights: {reader.caller}.init({', '.join(size_texts)})"
-            raise TypeError(f"{reader.caller}: {tensors[0].name} is {size_texts[0]}; {expected}; {advice}")
         arrays = {}
         for tensor in tensors:
             if values[tensor.name] is None:
@@ -524,7 +508,7 @@ class Leaf(Layer[S_co]):
         shape = arrays[first_tensor.name].shape
         message = f"{reader.caller}: {first_tensor.name} has shape {shape}; expected {form(first_tensor.shape)}"
         if len(shape) != 2:
-            raise ValueError(f"{message}, rank 2")
+            raise ValueError(f"{message}, rank 2; {reader.caller}.init makes new weights of given sizes")
         self._sizes = self._sizes_of(arrays, message)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
         self._runner = self._new_runner()
@@ -579,9 +563,25 @@ class Leaf(Layer[S_co]):
                 matrices[name] = quantize_matrix(vectors.pop(name), scheme, f"{reader.caller}: {prefix}{name}")
         return self._pack(vectors, matrices, KERNEL_FORMATS[scheme])
 
-    def _pickled(self) -> Parts:
-        parts, weights = super()._pickled(), self._shared.weights[self]
-        return parts._replace(arguments=parts.arguments | self._matrices(weights))
+    def _dequantize(self, weights: LeafWeights) -> LeafWeights:
+        """Return float32 weights in place of quantized ones."""
+        arrays = dict(weights.arrays)
+        for name, matrix in self._matrices(weights).items():
+            arrays[name] = dequantize_matrix(matrix)
+            arrays[name].flags.writeable = False
+        names = [tensor.name for tensor in self._tensors if tensor.name in arrays]
+        return self._pack({name: arrays[name] for name in names})
+
+    def _stored_arrays(self, weights: LeafWeights) -> dict[str, Array]:
+        """Return what a file has of these weights, in the order of the kernels."""
+        arrays, matrices = dict[str, Array](), self._matrices(weights)
+        for name in [tensor.name for tensor in self._tensors]:
+            if name in matrices:
+                codes, scale = matrices[name]
+                arrays |= {name: codes} if scale is None else {name: codes, f"{name}.scale": scale}
+            elif name in weights.arrays:
+                arrays[name] = weights.arrays[name]
+        return arrays
 
     def _matrices(self, weights: LeafWeights) -> dict[str, QuantizedMatrix]:
         """Return the matrices that `_quantize` has packed; none where they are float32."""
@@ -635,8 +635,8 @@ class Leaf(Layer[S_co]):
             Steps, batch rows, and the most threads.
         """
         sizes, options = (T, B, self.input_size, self.hidden_size), self._kernel_options()
-        plan = _kernels.LAYERS[self._kernel]
-        return PlannedKernel(*plan(task, sizes, threads, self._dtype_number, format, False, options))
+        arguments = task, sizes, threads, self._dtype_number, format, False, options
+        return PlannedKernel(*_kernels.plan_layer(self._kernel, *arguments))
 
     def _parts_of(self, reader: ArgumentReader, name: str, state: State) -> Iterator[tuple[str, Any, int, str]]:
         """Iterate over the parts of a user's state: name in messages, value, last dimension, and the letter of this."""
@@ -688,10 +688,3 @@ def _time_first(state: State) -> State:
     if isinstance(state, tuple):
         return tuple(map(_time_first, state))
     return None if state is None else state.swapaxes(0, 1)
-
-
-def _pickled(value: Any) -> Any:
-    """Return an argument of a layer as a pickle has it."""
-    if isinstance(value, Layer):
-        return value._pickled()
-    return tuple(map(_pickled, value)) if type(value) is tuple else value  # those of a Stack's layers

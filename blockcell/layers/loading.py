@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from .. import files
 from ..optable import Array
 from ..quantization import dequantize_matrix, read_matrices
 from .containers import Bidirectional, Stack
-from .dense import Dense
 from .layer import Layer
-from .lstm_gru import GRU, LSTM, RNN
 from .quantized import Quantized
-from .structure import STATES
+from .structure import LEAVES, STATES
 
 
 def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
@@ -44,37 +42,32 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     OSError
         The file cannot be read.
     """
-    return _read(path, False)  # type: ignore[return-value]
+    return read_any(path, False)  # type: ignore[return-value]
 
 
-def _read_quantized(path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
-    """Read a quantized layer, for `Quantized.load`."""
-    return _read(path, True)  # type: ignore[return-value]
+def rebuild(description: Any, arrays: dict[str, Array], quantization: Any) -> Layer | Quantized[Any]:
+    """Build a layer, perhaps a quantized one, from what a file or a pickle has of it."""
+    matrices = read_matrices(arrays, files.schemes_of(description, quantization))
+    weights = arrays | {name: dequantize_matrix(matrix) for name, matrix in matrices.items()}
+    layer = build_layer(description, weights)
+    return layer if quantization is None else Quantized(layer, quantization)
 
 
-Quantized._read = _read_quantized
-
-
-def read_any(path: str | os.PathLike[str] | IO[bytes]) -> Layer | Quantized[Any]:
-    """Read a layer, quantized or not."""
-    return _read(path, None)
-
-
-def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None) -> Layer | Quantized[Any]:
-    with files.reading(path) as (description, arrays, sha256, quantization, schemes):
+def read_any(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None = None) -> Layer | Quantized[Any]:
+    """Read a layer, quantized or not, or refuse what is not expected."""
+    with files.reading(path) as (description, arrays, sha256, quantization):
         if expects_quantized is False and quantization is not None:
             expected = "expected a file of a layer's own save: read this one with blockcell.Quantized.load(path)"
             raise ValueError(f"it is quantized, to {quantization!r}; {expected}")
         if expects_quantized and quantization is None:
             raise ValueError("it is not quantized; read it with blockcell.load(path), and then call quantize(scheme)")
-        matrices = read_matrices(arrays, schemes)
-        weights = arrays | {name: dequantize_matrix(matrix) for name, matrix in matrices.items()}
-        layer: Layer | Quantized[Any] = build_layer(description, weights)
-        if quantization is not None:
-            layer = Quantized(layer, quantization)
+        layer = rebuild(description, arrays, quantization)
         if sha256 is not None and files.checksum(layer._description(), layer._arrays_of_file()) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
     return layer
+
+
+Quantized._read, Quantized._rebuild = read_any, rebuild
 
 
 def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
@@ -94,47 +87,22 @@ def build_from_leaves(
 
     `leaf_of` gets the description of one of these and what the names of its weights begin with.
     """
-    kind = description["type"]
-    if kind == "Bidirectional":
-        return Bidirectional(*(build_from_leaves(description[d], leaf_of, f"{prefix}{d}.") for d in ("fw", "bw")))
-    if kind == "Stack":
-        parts = enumerate(description["layers"])
-        return Stack([build_from_leaves(part, leaf_of, f"{prefix}{k}.") for k, part in parts])
-    return leaf_of(description, prefix)
+    described = files.parts_of(description).items()
+    parts = [build_from_leaves(part, leaf_of, f"{prefix}{name}.") for name, part in described]
+    if not parts:
+        return leaf_of(description, prefix)
+    return Stack(parts) if description["type"] == "Stack" else Bidirectional(*parts)
 
 
 def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> Layer:
     """Build the cell or the `Dense` that is described with these weights."""
     attributes: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
-    classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
-    return classes[description["type"]](**weights, **attributes)
+    leaf: Layer = LEAVES[description["type"]](**weights, **attributes)
+    return leaf
 
 
 # --------------------------------------------------------------------------------------------------------- descriptions
-def described_sizes(leaf: Mapping[str, Any], prefix: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the sizes of cs and h of a leaf, which differ where there is a projection, from its weights' shapes."""
-    bias = next(tensor for tensor in files.weights_of(leaf) if tensor.kind == "bias")
-    hidden = shapes[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
-    return {"cs": hidden, "h": shapes[f"{prefix}w_p"][1] if "proj_clip" in leaf else hidden}
-
-
-def described_output(
-    description: Mapping[str, Any], prefix: str, rows: Sequence[Any], sizes: Mapping[str, Mapping[str, int]]
-) -> list[Any]:
-    """Return the shape of y, whose rows are perhaps the last step's alone; `sizes` are those of leaves by prefix."""
-    if description["type"] == "Stack":
-        last = len(description["layers"]) - 1
-        return described_output(description["layers"][last], f"{prefix}{last}.", rows, sizes)
-    if description["type"] == "Bidirectional":
-        children = [described_output(description[d], f"{prefix}{d}.", rows, sizes) for d in ("fw", "bw")]
-        return [*rows, sum(child[-1] for child in children)]
-    return [*(rows[-1:] if "last" in description else rows), sizes[prefix]["h"]]
-
-
 def described_state(description: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Mapping[str, Any]]]:
     """Return the names of a state's parts, and the layers among these parts."""
-    if description["type"] == "Stack":
-        children = {str(k): child for k, child in enumerate(description["layers"])}
-    else:
-        children = {name: description[name] for name in ("fw", "bw") if name in description}
+    children = files.parts_of(description)
     return tuple(children) or STATES[description["type"]]._fields, children

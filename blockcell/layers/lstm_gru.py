@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -14,9 +13,8 @@ from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..gates import COUPLED_GATES, GATE_ORDERS
 from ..misnamed_arguments import explain_arguments
-from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
+from ..optable import DTYPE_NAMES, DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
 from .cell import Cell
-from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState
 
 
@@ -82,6 +80,14 @@ class LSTM(Cell[LSTMState]):
     _kernel = "lstm"
     _state = LSTMState
     _options = LAYER_OPTIONS["LSTM"]
+    forget_bias: float
+    cell_clip: float
+    proj_clip: float
+    coupled: bool
+    """Whether the input gate is 1 - f."""
+    gate_order: str
+    recurrent_activation: Activation
+    """The activation of the gates i, f and o: a name, or a tuple of a name and parameters."""
 
     @explain_arguments
     def __init__(
@@ -106,37 +112,29 @@ class LSTM(Cell[LSTMState]):
         if not isinstance(gate_order, str) or gate_order not in GATE_ORDERS:
             error = ValueError if isinstance(gate_order, str) else TypeError
             raise error(f"{reader.caller}: gate_order is {short(gate_order)}; expected 'icfo' or 'ifco'")
-        self._forget_bias = reader.number("forget_bias", forget_bias)
-        self._cell_clip = reader.number("cell_clip", cell_clip)
-        self._proj_clip = reader.number("proj_clip", proj_clip)
-        self._coupled = reader.switch("coupled", coupled)
-        self._gate_order = gate_order
-        self._read_activations(reader, activation=activation, recurrent_activation=recurrent_activation)
-        self._reverse = reader.switch("reverse", reverse)
+        self._set_options(
+            forget_bias=reader.number("forget_bias", forget_bias),
+            cell_clip=reader.number("cell_clip", cell_clip),
+            proj_clip=reader.number("proj_clip", proj_clip),
+            coupled=reader.switch("coupled", coupled),
+            gate_order=gate_order,
+        )
+        self._read_cell_options(reader, reverse, activation=activation, recurrent_activation=recurrent_activation)
         peepholes = {"wci": wci, "wcf": wcf, "wco": wco}
-        if self._coupled:
+        if self.coupled:
             if gate_order != "icfo":
                 expected = "expected 'icfo', as the gates are then ci, f, o"
                 raise ValueError(f"{reader.caller}: gate_order is {gate_order!r} and coupled is True; {expected}")
             if peepholes.pop("wci") is not None:
                 expected = "expected wcf and wco alone, as the input gate is then 1 - f"
                 raise ValueError(f"{reader.caller}: wci is given and coupled is True; {expected}")
-        if w_p is None and self._proj_clip != 0:
+        if w_p is None and self.proj_clip != 0:
             expected = "expected the weights of a projection, w_p, or no proj_clip"
-            raise ValueError(f"{reader.caller}: proj_clip is {self._proj_clip:g} and w_p is None; {expected}")
+            raise ValueError(f"{reader.caller}: proj_clip is {self.proj_clip:g} and w_p is None; {expected}")
         self._use_peephole = any(value is not None for value in peepholes.values())
-        self._tensors = lstm_weights(self._coupled, w_p is not None)
+        self._tensors = lstm_weights(self.coupled, w_p is not None)
         projection = {} if w_p is None else {"w_p": w_p}
         self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}) | projection)
-
-    def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
-        if "w_p" not in arrays:
-            return None
-        shape: tuple[int, ...] = arrays["w_p"].shape
-        if len(shape) != 2 or 0 in shape:
-            expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
-            raise ValueError(f"{type(self).__name__}: w_p has shape {shape}; expected {expected}")
-        return shape[1]
 
     @classmethod
     @explain_arguments
@@ -183,9 +181,7 @@ class LSTM(Cell[LSTMState]):
         """
         reader = ArgumentReader(f"{cls.__name__}.init")
         I, H, dtype = _read_sizes(reader, input_size, hidden_size, dtype)  # noqa: E741
-        P = reader.integer("proj_size", proj_size)
-        if P < 0:
-            raise ValueError(f"{reader.caller}: proj_size is {P}; expected at least 0")
+        P = reader.at_least(0, "proj_size", proj_size)
         g = np.random.default_rng(seed)
         coupled = reader.switch("coupled", coupled)
         gates = COUPLED_GATES if coupled else GATE_ORDERS.get(gate_order, GATE_ORDERS["icfo"])
@@ -210,32 +206,6 @@ class LSTM(Cell[LSTMState]):
         )
 
     @property
-    def forget_bias(self) -> float:
-        return self._forget_bias
-
-    @property
-    def cell_clip(self) -> float:
-        return self._cell_clip
-
-    @property
-    def proj_clip(self) -> float:
-        return self._proj_clip
-
-    @property
-    def coupled(self) -> bool:
-        """Whether the input gate is 1 - f."""
-        return self._coupled
-
-    @property
-    def gate_order(self) -> str:
-        return self._gate_order
-
-    @property
-    def recurrent_activation(self) -> Activation:
-        """The activation of the gates i, f and o: a name, or a tuple of a name and parameters."""
-        return self._activations["recurrent_activation"]
-
-    @property
     def output_size(self) -> int:
         """H, the last dimension of y; P, if there is a projection."""
         return self._sizes.get("P", self.hidden_size)
@@ -254,7 +224,7 @@ class LSTM(Cell[LSTMState]):
 
     def _kernel_options(self) -> tuple[Any, ...]:
         bounds = {name: getattr(self, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
-        if self._dtype_number == HALF:  # in the precision of the arrays
+        if self.dtype == np.float16:  # in the precision of the arrays
             bounds = {name: ArgumentReader.half(value) for name, value in bounds.items()}
         return LSTMOptions(
             P=self._sizes.get("P", 0),
@@ -317,14 +287,18 @@ class GRU(Cell[GRUState]):
     _kernel = "gru"
     _state = GRUState
     _options = LAYER_OPTIONS["GRU"]
+    reset_after: bool
+    """Whether the reset gate is applied after the product with w_c."""
+    recurrent_activation: Activation
+    """The activation of the gates r and u: a name, or a tuple of a name and parameters."""
 
     @explain_arguments
     def __init__(
         self,
         w_ru: ArrayLike,
         w_c: ArrayLike,
-        b_ru: ArrayLike | None = None,  # both biases are needed; so GRU(8, 16) gets to a message that helps
-        b_c: ArrayLike | None = None,
+        b_ru: ArrayLike,
+        b_c: ArrayLike,
         *,
         reset_after: bool = False,
         b_hc: ArrayLike | None = None,
@@ -333,28 +307,18 @@ class GRU(Cell[GRUState]):
         reverse: bool = False,
     ) -> None:
         reader = ArgumentReader(type(self).__name__)
-        self._read_activations(reader, activation=activation, recurrent_activation=recurrent_activation)
-        self._reverse = reader.switch("reverse", reverse)
+        self._set_options(reset_after=reader.switch("reset_after", reset_after))
+        self._read_cell_options(reader, reverse, activation=activation, recurrent_activation=recurrent_activation)
         weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
-        if reader.switch("reset_after", reset_after):
+        if self.reset_after:
             self._op, self._kernel = OPS["block_gru_reset_after"], "gru_reset_after"
             self._tensors = self._op.weights
-            if b_hc is None and b_c is not None:
+            if b_hc is None:
                 b_hc = np.zeros_like(reader.array("b_c", b_c))
             weights["b_hc"] = b_hc
         elif b_hc is not None:
             raise ValueError(f"{reader.caller}: b_hc is given and reset_after is False; b_hc is for reset_after=True")
         self._initialize(weights)
-
-    @property
-    def reset_after(self) -> bool:
-        """Whether the reset gate is applied after the product with w_c."""
-        return self._op is not GRU._op
-
-    @property
-    def recurrent_activation(self) -> Activation:
-        """The activation of the gates r and u: a name, or a tuple of a name and parameters."""
-        return self._activations["recurrent_activation"]
 
     @classmethod
     @explain_arguments
@@ -440,8 +404,7 @@ class RNN(Cell[RNNState]):
     @explain_arguments
     def __init__(self, w: ArrayLike, b: ArrayLike, *, activation: Activation = "tanh", reverse: bool = False) -> None:
         reader = ArgumentReader(type(self).__name__)
-        self._read_activations(reader, activation=activation)
-        self._reverse = reader.switch("reverse", reverse)
+        self._read_cell_options(reader, reverse, activation=activation)
         self._initialize({"w": w, "b": b})
 
     @classmethod
@@ -479,15 +442,11 @@ class RNN(Cell[RNNState]):
 def _read_sizes(
     reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any, name: str = "hidden_size"
 ) -> tuple[int, int, np.dtype[Any]]:
-    sizes = {"input_size": input_size, name: hidden_size}
-    for name in sizes:
-        sizes[name] = reader.integer(name, sizes[name])
-        if sizes[name] < 0:
-            raise ValueError(f"{reader.caller}: {name} is {sizes[name]}; expected at least 0")
+    sizes = reader.at_least(0, "input_size", input_size), reader.at_least(0, name, hidden_size)
     dtype = np.dtype(dtype)
     if dtype not in DTYPES:
-        raise TypeError(f"{reader.caller}: dtype is {dtype}; expected float32, float64 or float16")
-    return sizes["input_size"], sizes[name], dtype
+        raise TypeError(f"{reader.caller}: dtype is {dtype}; expected {DTYPE_NAMES}")
+    return *sizes, dtype
 
 
 def _glorot(g: np.random.Generator, fan_in: int, fan_out: int, shape: tuple[int, ...]) -> Array:

@@ -8,19 +8,12 @@ from typing import IO, Any, ClassVar, NoReturn, SupportsIndex
 
 import numpy as np
 
+from .. import files
 from ..argument_reader import ArgumentReader
-from ..optable import Array
-from ..quantization import (
-    FLOAT32,
-    QuantizedMatrix,
-    Scheme,
-    arrays_of_file,
-    dequantize_matrix,
-    read_schemes,
-)
+from ..quantization import FLOAT32, Scheme, read_schemes
 from .arguments import CallReader
 from .calls import BaseLayer
-from .shared import Directions, LeafWeights, Parts, S_co, State
+from .shared import Directions, LeafWeights, S_co, State
 
 
 class Quantized(BaseLayer[S_co]):
@@ -38,8 +31,9 @@ class Quantized(BaseLayer[S_co]):
         that stay float32 what a layer holds.
     """
 
-    _read: ClassVar[Callable[[Any], Quantized[Any]]]
-    """Reads a file; set by `loading`, which builds layers of all kinds."""
+    _read: ClassVar[Callable[..., Any]]
+    _rebuild: ClassVar[Callable[..., Any]]
+    """Functions of `loading`, which builds layers of all kinds: they read a file, and what a pickle has."""
 
     def __init__(self, layer: Any, scheme: Scheme) -> None:
         caller = f"{type(layer).__name__}.quantize"
@@ -53,7 +47,6 @@ class Quantized(BaseLayer[S_co]):
         self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
         snapshot = layer._snapshot(quantize)
         self._layer: BaseLayer[S_co] = snapshot
-        self._leaves, self._pickled = snapshot._leaves, snapshot._pickled
         self._shared, self._runner = snapshot._shared, snapshot._runner
 
     @property
@@ -67,7 +60,8 @@ class Quantized(BaseLayer[S_co]):
 
     def dequantize(self) -> Any:
         """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
-        return _joined(self._pickled())
+        layer: Any = self._layer
+        return layer._snapshot(lambda _, leaf, weights: leaf._dequantize(weights))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
@@ -85,33 +79,16 @@ class Quantized(BaseLayer[S_co]):
         TypeError, ValueError, OSError
             As from `blockcell.load`.
         """
-        return cls._read(path)
+        layer: Quantized[Any] = cls._read(path, True)
+        return layer
 
     def stream(self, batch: SupportsIndex = 1) -> Any:
         return self._layer.stream(batch)._belong_to(self)
 
-    # ------------------------------------------------------------------------------------------------- what it has not
-    @property
-    def weights(self) -> NoReturn:
-        """Raise an AttributeError: the weights are codes and scales."""
-        expected = "expected dequantize().weights, or quantization for the scheme"
-        raise AttributeError(f"Quantized: a quantized layer has codes and scales in place of weights; {expected}")
-
-    def set_weights(self, **arrays: Any) -> NoReturn:
-        """Raise a TypeError: a quantized layer cannot be changed."""
-        expected = "expected set_weights of the float32 layer, and quantize after it"
-        raise TypeError(f"Quantized.set_weights: a quantized layer cannot be changed; {expected}")
-
-    def quantize(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise a TypeError: it is quantized already."""
-        raise TypeError("Quantized.quantize: the layer is quantized already; expected the float32 layer")
-
-    def forward(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise a TypeError: a quantized layer has no gradients."""
-        expected = "expected the float32 layer, or the one that dequantize() gives"
-        raise TypeError(f"Quantized: a quantized layer is for inference and has no gradients; {expected}")
-
-    backward = forward
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise an AttributeError, also for what only float32 layers have: weights, gradients, `set_weights`."""
+        expected = "expected calls and streams alone, or dequantize() for a float32 layer"
+        raise AttributeError(f"a quantized layer has no {name}; {expected}")
 
     # ---------------------------------------------------------------------------------------------- as of the layer
     @property
@@ -149,26 +126,8 @@ class Quantized(BaseLayer[S_co]):
     def _description(self) -> dict[str, Any]:
         return self._layer._description()
 
-    def _matrices(self) -> dict[str, QuantizedMatrix]:
-        """Return the quantized matrices, by name."""
-        weights = self._shared.weights
-        return {
-            prefix + name: matrix
-            for prefix, leaf in self._leaves().items()
-            for name, matrix in leaf._matrices(weights[leaf]).items()
-        }
-
-    def _arrays_of_file(self) -> dict[str, Array]:
-        matrices, arrays = self._matrices(), dict[str, Array]()
-        for prefix, leaf in self._leaves().items():
-            known = self._shared.weights[leaf].arrays
-            for tensor in leaf._tensors:
-                name = prefix + tensor.name
-                if name in matrices:
-                    arrays[name] = matrices[name].codes  # stands for the matrix
-                elif tensor.name in known:
-                    arrays[name] = known[tensor.name]
-        return arrays_of_file(arrays, matrices)
+    def _leaves(self, prefix: str = "") -> dict[str, Any]:
+        return self._layer._leaves(prefix)
 
     def __copy__(self) -> Quantized[S_co]:
         return self  # as nothing changes it
@@ -177,20 +136,9 @@ class Quantized(BaseLayer[S_co]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._pickled(), self._quantization)
+        description = self._description()
+        files.check(description)  # of a subclass that is not blockcell's there is none
+        return Quantized._rebuild, (description, self._arrays_of_file(), self._quantization)
 
     def __repr__(self) -> str:
         return f"<{self._layer!r}, quantized to {self._quantization!r}, nbytes={self.nbytes}>"
-
-
-def _joined(value: Any) -> Any:
-    """Return the float32 layer, or an argument of one."""
-    if isinstance(value, QuantizedMatrix):
-        return dequantize_matrix(value)
-    if isinstance(value, Parts):
-        return value.kind(**{name: _joined(argument) for name, argument in value.arguments.items()})
-    return tuple(map(_joined, value)) if type(value) is tuple else value
-
-
-def _restored(parts: Parts, quantization: Scheme) -> Quantized[Any]:
-    return Quantized(_joined(parts), quantization)

@@ -82,13 +82,6 @@ class LeafWeights(NamedTuple):
     """How matrices are packed: one of `blockcell.quantization.KERNEL_FORMATS`."""
 
 
-class Parts(NamedTuple):
-    """A layer in a pickle: its arguments, where quantized matrices stay so and layers are `Parts`."""
-
-    kind: type[Any]
-    arguments: dict[str, Any]
-
-
 class Grid(NamedTuple):
     """How threads share the work of a pass: ``groups * members`` threads.
 

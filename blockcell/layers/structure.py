@@ -20,7 +20,9 @@ from .layer import Layer
 from .layer import Leaf as Leaf
 from .lstm_gru import GRU, LSTM, RNN
 
-STATES: dict[str, Any] = {kind.__name__: kind._state for kind in (LSTM, GRU, RNN, Dense)}
+LEAVES: dict[str, Any] = {kind.__name__: kind for kind in (LSTM, GRU, RNN, Dense)}
+"""The classes of leaves, by name."""
+STATES: dict[str, Any] = {name: kind._state for name, kind in LEAVES.items()}
 """The types of leaves' states, by the names of their classes."""
 
 

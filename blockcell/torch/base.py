@@ -114,27 +114,16 @@ class Base(torch.nn.Module):
                 " blockcell.torch.replace(model) without quantize"
             )
 
-    @property
-    def qconfig(self) -> Any:
-        """What torch.ao.quantization gives every module of a model, quantized or not."""
-        if "qconfig" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no attribute 'qconfig'")
-        return self.__dict__["qconfig"]
-
-    @qconfig.setter
-    def qconfig(self, value: Any) -> None:
-        self.__dict__["qconfig"] = value
-        if self.quantization is None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Warn where torch.ao.quantization gives the module a `qconfig`, as it does to every module of a model."""
+        if name == "qconfig" and self.quantization is None:
             warnings.warn(
                 f"{self._caller()}: torch.ao.quantization does not quantize it, as it is no torch.nn.{self._name}; for"
                 " products of 8-bit integers call blockcell.torch.replace(model, quantize='int8'), or"
                 " blockcell.torch.restore(model) before the quantization",
                 stacklevel=2,
             )
-
-    @qconfig.deleter
-    def qconfig(self) -> None:
-        del self.__dict__["qconfig"]
+        super().__setattr__(name, value)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         quantized.forget(self._parameters.values())  # to another dtype, say; some ways there take no weak references

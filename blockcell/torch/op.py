@@ -152,7 +152,7 @@ class LayerOp:
         self.projects, self.single = projects, single
         self._kernel = "gru_reset_after" if kind == "gru" else kind
         self.tape_arrays = _kernels.TAPE_ARRAYS[self._kernel]
-        self._activations = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
+        self._activations: Any = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
         self.module = f"{kind.upper()}Cell" if single else kind.upper()
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
         self._forward_plan = functools.lru_cache(functools.partial(self._plan, "forward", self._forward_shapes))
@@ -160,12 +160,12 @@ class LayerOp:
         # Saved graphs have the names of the arguments.
         inputs, common = "Tensor x, Tensor[] weights", "Tensor[] states, Tensor? step_mask, Tensor[]? reset_states=None"
         schema = f"{inputs}, bool bidirectional, bool apart, {common}"
-        self._op = self._define(name, schema, *map(_without_tape, (self.forward, self._outputs)))
+        self._op = self._define(name, schema, _without_tape(self.forward))
         schema = f"{inputs}, bool keep, bool bidirectional, bool apart, {common}"
-        self._forward_op = self._define(f"{name}_forward", schema, self.forward, self._outputs)
+        self._forward_op = self._define(f"{name}_forward", schema, self.forward)
         inputs = "Tensor y, Tensor tape, Tensor[] matrices, Tensor?[] grads, Tensor? x"
         schema = f"{inputs}, bool needs_x, bool bias, {common}, bool needs_reset_states=False"
-        self._backward_op = self._define(f"{name}_backward", schema, self.backward, self._gradients)
+        self._backward_op = self._define(f"{name}_backward", schema, self.backward)
         _library.impl(name, self._differentiable, "Autograd")
         methods: dict[str, Any] = {
             "forward": staticmethod(self._record),
@@ -174,11 +174,11 @@ class LayerOp:
         }
         self._function: Any = type(f"blockcell_{name}", (torch.autograd.Function,), methods)
 
-    def _define(self, name: str, schema: str, compute: Any, allocate: Any) -> Any:
-        """Define an operator by what computes it and what makes its results' tensors."""
+    def _define(self, name: str, schema: str, compute: Any) -> Any:
+        """Define an operator by a function that also takes `has_values`, which is false of tensors without values."""
         _library.define(f"{name}({schema}) -> Tensor[]")
         _library.impl(name, compute, "CPU")
-        torch.library.register_fake(f"blockcell::{name}", allocate, lib=_library)
+        torch.library.register_fake(f"blockcell::{name}", functools.partial(compute, has_values=False), lib=_library)
         return getattr(torch.ops.blockcell, name).default
 
     def __call__(
@@ -226,24 +226,19 @@ class LayerOp:
             shapes["w_hr"] = P, H
         return shapes
 
-    def _plan_kernel(self, task: str, sizes: LayerSizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
-        """Plan a kernel for a task, "forward" or "backward"; return None where nothing is to be computed."""
-        T, B, I, H, P = sizes  # noqa: E741
-        if not T * B * H:
-            return None
-        options: tuple[Any, ...] = self._activations
-        if self.projects:  # an LSTM
-            options = _kernels.LSTMOptions(P=P if has_projection else 0, ifco=True)
-        number = list(DTYPES).index(dtype)
-        return _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
-
     def _plan(self, task: str, read_shapes: Callable[..., PassShapes], *key: Any) -> _Plan:
         """Plan a task for tensors of these shapes: the arguments of `read_shapes`, then the number of threads."""
         *arguments, dtype, threads = key
         sizes, layout, outputs = read_shapes(*arguments, dtype)
+        planned, options = None, self._activations
+        if self.projects:  # an LSTM
+            options = _kernels.LSTMOptions(P=sizes.P if layout.has_projection else 0, ifco=True)
+        if sizes.T * sizes.B * sizes.H:  # there is something to compute
+            number = list(DTYPES).index(dtype)
+            planned = _kernels.plan_layer(self._kernel, task, sizes[:4], threads, number, 0, True, options)
         kernel_class = TensorForward if task == "forward" else TensorBackward
         compute = kernel_class(
-            self._plan_kernel(task, sizes, dtype, threads, layout.has_projection),
+            planned,
             sizes,
             layout,
             self.weight_shapes(sizes, layout),
@@ -327,41 +322,29 @@ class LayerOp:
         shapes = [*self.weight_shapes(sizes, layout).items()] * layout.directions
         check_tensors((name, weight, shape, dtype) for weight, (name, shape) in zip(weights, shapes, strict=True))
 
-    def _check_inputs(
+    def check_states(
         self,
         sizes: LayerSizes,
         directions: int,
         dtype: torch.dtype,
         states: Tensors,
-        step_mask: Mask,
-        reset_states: Tensors = (),
+        reset_states: Tensors,
+        has_resets: bool,
     ) -> None:
-        """Refuse a step mask, states and states at resets that do not fit: in number, shape or dtype."""
+        """Refuse states and states at resets that do not fit: in number, shape or dtype."""
         expected: list[Any] = []
         if states:
             check_count("states", len(states), [len(self.states)])
             expected += zip(self.states, states, self._state_shapes(sizes, directions), strict=True)
         if reset_states:
-            if self.single or directions > 1 or step_mask is None:
+            if self.single or directions > 1 or not has_resets:
                 refuse_reset_states()
             check_count("reset_states", len(reset_states), [len(self.states)])
             names = [f"{name}_reset" for name in self.states]
             expected += zip(names, reset_states, self._reset_state_shapes(sizes), strict=True)
-        check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
         check_tensors((*tensor, dtype) for tensor in expected)
 
     # ---------------------------------------------------------------------------------------------------------- forward
-    def _outputs(
-        self, x: Tensor, weights: Tensors, keep_tape: bool, bidirectional: bool, separate_y: bool, *inputs: Any
-    ) -> list[Tensor]:
-        """Return tensors as `forward` does, without values."""
-        refuse_onnx_export(self.module)
-        shapes = x.shape, _shape_of(weights, 1), len(weights)
-        sizes, layout, outputs = self._forward_shapes(*shapes, bidirectional, keep_tape, separate_y, x.dtype)
-        self.check_weights(weights, sizes, layout, x.dtype)
-        self._check_inputs(sizes, layout.directions, x.dtype, *inputs)
-        return [x.new_empty(shape) for shape in outputs]
-
     def forward(
         self,
         x: Tensor,
@@ -372,15 +355,24 @@ class LayerOp:
         states: Tensors,
         step_mask: Mask,
         reset_states: Tensors = (),
+        has_values: bool = True,
     ) -> list[Tensor]:
-        """Compute y, the last states and perhaps the tape, and with it y once more if the first one is separate."""
-        threads = torch.get_num_threads()
-        plan = self._forward_plan(
-            x.shape, _shape_of(weights, 1), len(weights), bidirectional, keep_tape, separate_y, x.dtype, threads
-        )
-        outputs = plan.allocate(x)
-        plan.compute(x, weights, states, step_mask, outputs, reset_states)
-        return outputs
+        """Compute y, the last states and perhaps the tape, and with it y once more if the first one is separate.
+
+        Of tensors without values the results have none either.
+        """
+        shapes = x.shape, _shape_of(weights, 1), len(weights), bidirectional, keep_tape, separate_y, x.dtype
+        if has_values:
+            plan = self._forward_plan(*shapes, torch.get_num_threads())
+            outputs = plan.allocate(x)
+            plan.compute(x, weights, states, step_mask, outputs, reset_states)
+            return outputs
+        refuse_onnx_export(self.module)
+        sizes, layout, output_shapes = self._forward_shapes(*shapes)
+        self.check_weights(weights, sizes, layout, x.dtype)
+        check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
+        self.check_states(sizes, layout.directions, x.dtype, states, reset_states, step_mask is not None)
+        return [x.new_empty(shape) for shape in output_shapes]
 
     # --------------------------------------------------------------------------------------------------------- autograd
     def _differentiable(
@@ -465,42 +457,6 @@ class LayerOp:
         return error(f"blockcell.torch.{name}: {reason}; use torch.nn.{name}, see blockcell.torch.restore")
 
     # --------------------------------------------------------------------------------------------------------- backward
-    def _gradients(
-        self,
-        y: Tensor,
-        tape: Tensor,
-        matrices: Tensors,
-        grads: Sequence[Tensor | None],
-        x: Tensor | None,
-        needs_x: bool,
-        bias: bool,
-        states: Tensors,
-        step_mask: Mask,
-        reset_states: Tensors = (),
-        needs_reset_states: bool = False,
-    ) -> list[Tensor]:
-        """Return tensors as `backward` does, without values."""
-        shapes, dtype = (y.shape, _shape_of(matrices, 0), _shape_of(matrices, 1), len(matrices)), y.dtype
-        gradients = x is not None, needs_x, len(states) > 0, needs_reset_states
-        sizes, layout, outputs = self._backward_shapes(*shapes, bias, *gradients, dtype)
-        (T, B, I, H, P), D = sizes, layout.directions  # noqa: E741
-        self.check_weights(matrices, sizes, layout._replace(has_bias=False), dtype)
-        rows = (B,) if self.single else (T, B)
-        check_count("grads", len(grads), [len(self.states) + (not self.single)])
-        y_grad, *state_grads = [None, *grads] if self.single else grads
-        names = [f"{name}_grad" for name in self.states]
-        check_tensors(
-            [
-                ("x", x, (*rows, I), dtype),
-                ("y", y, (*rows, D * P), dtype),
-                ("tape", tape, (D, self.tape_arrays, T, B, H), dtype),
-                ("y_grad", y_grad, y.shape, dtype),
-                *((*t, dtype) for t in zip(names, state_grads, self._state_shapes(sizes, D), strict=True)),
-            ]
-        )
-        self._check_inputs(sizes, D, dtype, states, step_mask, reset_states)
-        return [y.new_empty(shape) for shape in outputs]
-
     def backward(
         self,
         y: Tensor,
@@ -514,19 +470,39 @@ class LayerOp:
         step_mask: Mask,
         reset_states: Tensors = (),
         needs_reset_states: bool = False,
+        has_values: bool = True,
     ) -> list[Tensor]:
         """Compute the gradients to x, the weights and the states, but not to those that are not asked for.
 
         Those to the weights are if there is x, those to x and the states at resets if they are needed.  matrices are
-        the weights without biases.
+        the weights without biases.  Of tensors without values the results have none either.
         """
-        shapes = y.shape, _shape_of(matrices, 0), _shape_of(matrices, 1)
+        shapes = y.shape, _shape_of(matrices, 0), _shape_of(matrices, 1), len(matrices), bias
         gradients = x is not None, needs_x, len(states) > 0, needs_reset_states
-        plan = self._backward_plan(*shapes, len(matrices), bias, *gradients, y.dtype, torch.get_num_threads())
-        outputs = plan.allocate(y)
-        of_reset_states = reset_states, needs_reset_states
-        plan.compute(y, tape, matrices, grads, x, states, step_mask, needs_x, outputs, *of_reset_states)
-        return outputs
+        if has_values:
+            plan = self._backward_plan(*shapes, *gradients, y.dtype, torch.get_num_threads())
+            outputs = plan.allocate(y)
+            of_reset_states = reset_states, needs_reset_states
+            plan.compute(y, tape, matrices, grads, x, states, step_mask, needs_x, outputs, *of_reset_states)
+            return outputs
+        sizes, layout, output_shapes = self._backward_shapes(*shapes, *gradients, y.dtype)
+        (T, B, I, H, P), D = sizes, layout.directions  # noqa: E741
+        self.check_weights(matrices, sizes, layout._replace(has_bias=False), y.dtype)
+        rows = (B,) if self.single else (T, B)
+        check_count("grads", len(grads), [len(self.states) + (not self.single)])
+        y_grad, *state_grads = [None, *grads] if self.single else grads
+        names = [f"{name}_grad" for name in self.states]
+        expected: list[Any] = [
+            ("x", x, (*rows, I)),
+            ("y", y, (*rows, D * P)),
+            ("tape", tape, (D, self.tape_arrays, T, B, H)),
+            ("y_grad", y_grad, y.shape),
+            *zip(names, state_grads, self._state_shapes(sizes, D), strict=True),
+        ]
+        check_tensors((*tensor, y.dtype) for tensor in expected)
+        check_tensors([("step_mask", step_mask, (2, T, B), torch.uint8)])
+        self.check_states(sizes, D, y.dtype, states, reset_states, step_mask is not None)
+        return [y.new_empty(shape) for shape in output_shapes]
 
 
 class _Final(torch.autograd.Function):
@@ -542,9 +518,9 @@ class _Final(torch.autograd.Function):
         raise ctx.op._refusal("there are no second derivatives")
 
 
-def _without_tape(function: Any) -> Any:
-    """Return `LayerOp.forward`, or what allocates its results, without the argument that keeps the tape."""
-    return lambda x, weights, *others: function(x, weights, False, *others)
+def _without_tape(forward: Any) -> Any:
+    """Return `LayerOp.forward` without the argument that keeps the tape."""
+    return lambda x, weights, *others, **options: forward(x, weights, False, *others, **options)
 
 
 def needs_dispatcher(x: Tensor, weights: Tensors, states: Tensors, step_mask: Mask) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _threads
-from .._tensors import array_of, hold_storage, refuse_reset_states
+from .._tensors import array_of, hold_storage
 from ..argument_reader import rows_as_kernels_take
 from ..layers import Quantized
 from . import internals, op
@@ -40,7 +40,7 @@ class QuantizedOp:
     ----------
     kind : str
     exact : op.LayerOp
-        The operator with float32 weights.
+        The operator with float32 weights, of a sequence.
     """
 
     _suffixes = "", ""  # of the operator's and the module's name
@@ -51,7 +51,8 @@ class QuantizedOp:
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
         _library.define(f"{name}_quantized({inputs}, str scheme, Tensor[]? reset_states=None) -> Tensor[]")
         _library.impl(f"{name}_quantized", self.forward, "CPU")
-        torch.library.register_fake(f"blockcell::{name}_quantized", self._outputs, lib=_library)
+        fake = partial(self.forward, has_values=False)
+        torch.library.register_fake(f"blockcell::{name}_quantized", fake, lib=_library)
         self._op = getattr(torch.ops.blockcell, f"{name}_quantized").default
 
     def __call__(
@@ -89,13 +90,6 @@ class QuantizedOp:
             f" {advice} call blockcell.torch.replace(model) without quantize"
         )
 
-    def _check_numbers(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors) -> None:
-        """Refuse an x [T,B,I] of another rank, and lists of tensors of other lengths."""
-        check_rank("x", x.shape, "(T, B, I)")
-        check_count("weights", len(weights), [2 + 2 * bidirectional, 4 + 4 * bidirectional])
-        if states:
-            check_count("states", len(states), [len(self.states)])
-
     def _check_weights(self, weights: Tensors, bidirectional: bool) -> int:
         """Refuse weights of other shapes or dtypes; return H."""
         check_rank("w_ih", weights[0].shape, f"({self._exact.gates} H, I)")
@@ -104,26 +98,6 @@ class QuantizedOp:
         sizes = op.LayerSizes(0, 0, weights[0].shape[1], H, H)
         self._exact.check_weights(weights, sizes, layout_of_weights(len(weights), bidirectional), torch.float32)
         return H
-
-    def _outputs(
-        self,
-        x: Tensor,
-        weights: Tensors,
-        bidirectional: bool,
-        states: Tensors,
-        lengths: Tensor | None,
-        reset: Tensor | None,
-        scheme: str,
-        reset_states: Tensors = (),
-    ) -> list[Tensor]:
-        """Return tensors as `forward` does, without values."""
-        op.refuse_onnx_export(self.module)
-        self._check_numbers(x, weights, bidirectional, states)
-        H, D = self._check_weights(weights, bidirectional), 1 + bidirectional
-        T, B, _ = x.shape
-        sizes = op.LayerSizes(T, B, weights[0].shape[1], H, H)
-        self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
-        return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
 
     def forward(
         self,
@@ -135,82 +109,62 @@ class QuantizedOp:
         reset: Tensor | None,
         scheme: str,
         reset_states: Tensors = (),
+        has_values: bool = True,
     ) -> list[Tensor]:
-        """Compute y and the last states."""
-        self._check_numbers(x, weights, bidirectional, states)
-        layer = _layer_of(self, weights, bidirectional, scheme)
-        T, B, _ = x.shape
-        sizes = op.LayerSizes(T, B, layer.input_size, layer.hidden_size, layer.hidden_size)
-        self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
+        """Compute y and the last states; of tensors without values the results have none either."""
+        check_rank("x", x.shape, "(T, B, I)")
+        check_count("weights", len(weights), [2 + 2 * bidirectional, 4 + 4 * bidirectional])
+        if has_values:
+            layer = _layer_of(self, weights, bidirectional, scheme)
+            I, H = layer.input_size, layer.hidden_size  # noqa: E741
+        else:
+            op.refuse_onnx_export(self.module)
+            H, I = self._check_weights(weights, bidirectional), weights[0].shape[1]  # noqa: E741
+        (T, B, _), D = x.shape, 1 + bidirectional
+        sizes = op.LayerSizes(T, B, I, H, H)
+        resets = ("reset", reset, (T, B), torch.bool)
+        check_tensors([("x", x, (T, B, I), torch.float32), expected_lengths(lengths, B), resets])
+        self._exact.check_states(sizes, D, torch.float32, states, reset_states, reset is not None)
+        if not has_values:
+            return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
         x_array, initial_state = array_of("x", x), None
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
         row_lengths = None if lengths is None else read_lengths(lengths, T, B)
-        resets = None if reset is None else read_reset(reset, T, B)
+        reset_array = None if reset is None else read_reset(reset, T, B)
         if states:
             arrays = [np.ascontiguousarray(array_of(*pair)) for pair in zip(self.states, states, strict=True)]
-            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(1 + bidirectional)]  # h is last
+            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # h is last
             initial_state = tuple(directions) if bidirectional else directions[0]
         named = zip(self.states, reset_states, strict=False)
         rows = [rows_as_kernels_take(array_of(f"{name}_reset", state), x_array.dtype) for name, state in named]
         threads = _threads.num_threads(torch.get_num_threads())
         reset_state = tuple(rows[::-1]) or None
-        y, last = layer._compute(x_array, initial_state, row_lengths, resets, threads, reset_state)
+        y, last = layer._compute(x_array, initial_state, row_lengths, reset_array, threads, reset_state)
         last_states = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
 
-    def _check_inputs(
-        self,
-        x: Tensor,
-        sizes: op.LayerSizes,
-        bidirectional: bool,
-        states: Tensors,
-        lengths: Tensor | None,
-        reset: Tensor | None,
-        reset_states: Tensors,
-    ) -> None:
-        """Refuse inputs of other shapes or dtypes, and states at resets in two directions or without resets."""
-        T, B, I, H, _ = sizes  # noqa: E741
-        if reset_states:
-            if bidirectional or reset is None:
-                refuse_reset_states()
-            check_count("reset_states", len(reset_states), [len(self.states)])
-        names, shape = [f"{name}_reset" for name in self.states], (1 + bidirectional, B, H)
-        check_tensors(
-            [
-                ("x", x, (T, B, I), torch.float32),
-                *[(name, state, shape, torch.float32) for name, state in zip(self.states, states, strict=False)],
-                expected_lengths(lengths, B),
-                ("reset", reset, (T, B), torch.bool),
-                *[(name, state, (T, B, H), torch.float32) for name, state in zip(names, reset_states, strict=False)],
-            ]
-        )
 
-
-class CellOp(QuantizedOp):
+class QuantizedCellOp(QuantizedOp):
     """A single step, as the operator ``blockcell::lstm_cell_quantized``: x is [B,I], and states, all that there is of
     results, are [B,H]."""
 
     _suffixes = "_cell", "Cell"
 
-    def _outputs(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *extra: Any) -> list[Tensor]:
-        self._check_step(x, bidirectional, states)
-        outputs = super()._outputs(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *extra)
-        return [state.squeeze(0) for state in outputs[1:]]
-
-    def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *extra: Any) -> list[Tensor]:
-        self._check_step(x, bidirectional, states)
-        for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
-            hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
-        outputs = super().forward(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *extra)
-        return [state.squeeze(0) for state in outputs[1:]]
-
-    def _check_step(self, x: Tensor, bidirectional: bool, states: Tensors) -> None:
+    def forward(
+        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any, **options: Any
+    ) -> list[Tensor]:
         if bidirectional:
             raise ValueError("blockcell: a single step has one direction")
         check_rank("x", x.shape, "(B, I)")
         for name, state in zip(self.states, states, strict=False):
             check_rank(name, state.shape, "(B, H)")
+        for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
+            if options.get("has_values", True):
+                hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
+        steps = x.unsqueeze(0), weights, False, [state.unsqueeze(0) for state in states]
+        outputs = super().forward(*steps, *others, **options)
+        return [state.squeeze(0) for state in outputs[1:]]
 
 
 # ---------------------------------------------------------------------------------------------------- quantized layers
@@ -274,5 +228,5 @@ def forget(weights: Iterable[Tensor]) -> None:
 
 LSTM = QuantizedOp("lstm", op.LSTM)
 GRU = QuantizedOp("gru", op.GRU)
-LSTM_CELL = CellOp("lstm", op.LSTM_CELL)
-GRU_CELL = CellOp("gru", op.GRU_CELL)
+LSTM_CELL = QuantizedCellOp("lstm", op.LSTM)
+GRU_CELL = QuantizedCellOp("gru", op.GRU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,22 +35,18 @@ def make_step_mask(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> T
     return _compute(x, lengths, reset)
 
 
-def _compute(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
+def _compute(x: Tensor, lengths: Tensor | None, reset: Tensor | None, has_values: bool = True) -> Tensor:
+    """Compute the step masks; of tensors without values they have none either."""
     check_rank("x", x.shape, "(T, B, I)")
     T, B, _ = x.shape
+    if not has_values:
+        check_tensors([expected_lengths(lengths, B), ("reset", reset, (T, B), torch.bool)])
+        return x.new_empty((2, T, B), dtype=torch.uint8)
     row_lengths = None if lengths is None else read_lengths(lengths, T, B)
     resets = None if reset is None else read_reset(reset, T, B)
     if row_lengths is None and resets is None:
         raise ValueError("blockcell: there are neither lengths nor resets")
     return torch.from_numpy(np.array([step_mask_of(T, B, row_lengths, resets, reverse) for reverse in (False, True)]))
-
-
-def _allocate(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
-    """Return a tensor as `_compute` does, without values."""
-    check_rank("x", x.shape, "(T, B, I)")
-    T, B, _ = x.shape
-    check_tensors([expected_lengths(lengths, B), ("reset", reset, (T, B), torch.bool)])
-    return x.new_empty((2, T, B), dtype=torch.uint8)
 
 
 def expected_lengths(lengths: Tensor | None, B: int) -> Expected:
@@ -74,4 +72,4 @@ def read_reset(reset: Tensor, T: int, B: int) -> Array:
 
 _library.define("step_mask(Tensor x, Tensor? lengths, Tensor? reset) -> Tensor")
 _library.impl("step_mask", _compute, "CPU")
-torch.library.register_fake("blockcell::step_mask", _allocate, lib=_library)
+torch.library.register_fake("blockcell::step_mask", partial(_compute, has_values=False), lib=_library)

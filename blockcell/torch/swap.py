@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +26,6 @@ _REPLACEMENTS = {
 }
 _ORIGINALS = {replacement: original for original, replacement in _REPLACEMENTS.items()}
 _NAMES = {replacement.__name__ for replacement in _ORIGINALS}
-_COMPILED = re.compile(r"\baten(?:\.|::)((?:quantized_)?(?:lstm|gru|rnn_tanh|rnn_relu)(?:_cell)?)\b")
 _UNQUANTIZED = "load the model without that (in EasyOCR by quantize=False), then replace(model, quantize='int8')"
 
 Schemes = str | Mapping[str, str] | None
@@ -62,7 +60,7 @@ def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:
     Report
         What was replaced, and what was left and why: weights that are not on the CPU, or not of float32 or, where it is
         not quantized, float64; classes derived from PyTorch's, whose forward may be another one; modules that PyTorch
-        has quantized, compiled or exported; and of what is to be quantized RNNs and a ``proj_size``.
+        has quantized or compiled by ``torch.jit``; and of what is to be quantized RNNs and a ``proj_size``.
 
     Raises
     ------
@@ -148,10 +146,8 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> st
         advice = f"; {_UNQUANTIZED}" if classes is _REPLACEMENTS else ""
         return f"it is {kind.__module__}.{kind.__name__}, for PyTorch's quantization{advice}"
     if isinstance(module, torch.jit.ScriptModule):
-        is_recurrent = getattr(module, "original_name", "") in _NAMES or _compiled_op(module)
+        is_recurrent = getattr(module, "original_name", "") in _NAMES
         return "it is compiled by torch.jit; do this before" if is_recurrent else None
-    if compiled_op := _compiled_op(module):
-        return f"it calls aten.{compiled_op}, in a graph of torch.export; do this before"
     if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
     if kind in classes.values() and (getattr(module, "quantization", None) or FLOAT32) == scheme:
@@ -181,13 +177,3 @@ def _is_quantized(module: torch.nn.Module) -> bool:
     kind = type(module)
     packages = ("torch.ao.nn.quantized.", "torch.ao.nn.quantizable.")
     return kind.__name__ in _NAMES and f"{kind.__module__}.".startswith(packages)
-
-
-def _compiled_op(module: torch.nn.Module) -> str:
-    """Return the name of an LSTM, GRU or RNN in the graph that a module runs, of torch.export or torch.jit."""
-    try:
-        graph = getattr(module, "graph", None)
-    except RuntimeError:  # a module of torch.jit without forward
-        return ""
-    match = _COMPILED.search(str(graph)) if isinstance(graph, (torch.fx.Graph, torch._C.Graph)) else None
-    return match[1] if match else ""

@@ -29,7 +29,7 @@ from ..nodes import (
 from ..text import Program, TextParser
 from .config import Config, input_tensors, native_cell
 from .integers import CONSTANTS, replace_gemms
-from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
+from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll
 
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
 ARGUMENTS = ("fresh", "lengths")  # that only layers have
@@ -107,10 +107,10 @@ def _text_nodes(c: Config) -> TextNodes:
     if c.integers:
         step = replace_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
-    text = TextNodes(before, step, [], carried, {})
     if c.native:
-        text = _with_native_node(c, parser, text)
-    text = replace(text, after=parser.nodes(program.after))
+        native = rename_values(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
+        before, step, carried = before + native, [], {}
+    text = TextNodes(before, step, parser.nodes(program.after), carried, {})
     if c.reset:
         text = _with_resets(c, text)
     outputs = [tensor for tensor in c.op.outputs if not c.is_always_zero(tensor)]
@@ -119,19 +119,6 @@ def _text_nodes(c: Config) -> TextNodes:
         if (last_state := last_name(name.removesuffix("_prev"))) in results:
             results[last_state] = last_name(value)
     return replace(text, results=results)
-
-
-def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNodes:
-    """Return the text with ONNX's own LSTM, GRU or RNN in place of the steps that it runs."""
-    before = text.before + rename_values(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
-    if not c.runs_all_steps:
-        parser.conditions.add("sequence")
-    if c.runs_all_steps or "h" in names_written(before):
-        return replace(text, before=before, step=[], carried={})
-    # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
-    step = [node for whole in rename_values(text.step, {"h_prev": "h_before"}) for node in without_gemm(whole)]
-    carried = {name: value for name, value in text.carried.items() if name != "h_prev"}
-    return replace(text, before=before, step=step, carried=carried)
 
 
 def _with_resets(c: Config, text: TextNodes) -> TextNodes:
@@ -201,7 +188,7 @@ def _computing_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
         rows=c.sizes.get("B"),
         static=c.form.static,
-        distinct_outputs=c.form.inlined and (c.form.static or c.native),
+        distinct_outputs=c.form.inlined and c.form.static,
     )
     before = [*StepMask.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
     after = [*after_loop, *after]
@@ -226,9 +213,9 @@ def _loop_nodes(
 ) -> tuple[Nodes, dict[str, str]]:
     """Return the nodes of the loop and of what runs after it, and the outputs' values by their names."""
     nodes = [] if mask.all_live else [*StepMask.CONDITIONS]
-    if body.nodes and (c.form.loop == "unroll" or (c.native and c.form.static and "T" in c.sizes)):
+    if body.nodes and c.form.loop == "unroll":
         nodes += unroll(body, mask, c.sizes["T"])
-    elif body.nodes:  # of ONNX's own LSTM the cs, which it does not give
+    elif body.nodes:
         nodes += loop(body, mask) if c.form.loop == "loop" else scan(body, mask)
     for node in after:
         nodes += mask(*node.input, *node.output) if node.op_type == "Live" else [node]
@@ -261,7 +248,7 @@ def _two_versions(
 
 # ------------------------------------------------------------------------------------------------ sizes and constants
 def _zeros_of(array: str) -> Nodes:
-    """Return nodes that compute zeros of an array's shape, because no output may be a constant (`check_outputs`)."""
+    """Return nodes that compute zeros of an array's shape: onnxruntime may copy constants while a GPU computes."""
     return [make_node("Less", [array, array], ["never"]), make_node("Where", ["never", array, "zero"], ["zero_rows"])]
 
 

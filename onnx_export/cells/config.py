@@ -40,7 +40,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Config:
-    """What an op's graph depends on. There is none of what cannot be built: see `__post_init__`."""
+    """What an op's graph depends on. One that has a `refusal` cannot be built."""
 
     caller: str = field(compare=False)
     """The op, or the public function and the cell in its layer, with which messages begin."""
@@ -60,17 +60,21 @@ class Config:
     lengths: bool = False
     """Whether ONNX's own LSTM takes the rows' ``lengths``."""
     node_inputs: tuple[str, ...] = ()
-    """Inputs of ONNX's own node that are arguments, instead of computed from the op's: `NODE_WEIGHTS`, ``h_first``."""
+    """Inputs of ONNX's own node that are arguments: `NODE_WEIGHTS`, and ``h_first`` unless it comes from h_prev."""
     integers: bool = False
     """Whether products are in integers. Each matrix is unsigned bytes then, with an argument ``w_scale``."""
 
-    def __post_init__(self) -> None:
-        """Raise a ValueError if the loop cannot run the op."""
+    @property
+    def refusal(self) -> str:
+        """The message of why the loop cannot run the op, "" if it can."""
         if self.form.loop == "unroll" and self.op.sequence and "T" not in self.sizes:
             needs = "loop='unroll' writes every step out and so needs sizes['T']"
-            raise ValueError(f"{self.caller}: {needs}; 'scan' and 'loop' do not")
-        if self.native and (reason := self._why_not_native()):
-            raise ValueError(f"{self.caller}: loop='native' {reason}")
+            return f"{self.caller}: {needs}; 'scan' and 'loop' do not"
+        if self.native and self.integers:
+            message = f"{self.caller}: activations is 'int8' and loop 'native', whose nodes multiply in float32"
+            return f"{message}; expected another loop, or activations='float32'"
+        reason = self._why_not_native() if self.native else ""
+        return f"{self.caller}: loop='native' {reason}" if reason else ""
 
     def _why_not_native(self) -> str:
         """Return why ONNX's own LSTM, GRU or RNN does not compute the same, "" if it does."""
@@ -79,6 +83,11 @@ class Config:
             return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
         if not self.op.sequence:
             return "is not possible: a cell has no loop; expected 'scan', the default"
+        if not self.runs_all_steps:
+            return (
+                f"is not possible: ONNX's {cell} gives no gates; expected 'scan', 'unroll' or 'loop', or the model of a"
+                " layer, from export"
+            )
         if "clip" in self.conditions:
             return (
                 "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
@@ -86,12 +95,8 @@ class Config:
             )
         if self.half:
             return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
-        if self.sizes.get("I") == 0 and cell != "RNN":
-            return (
-                f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
-            )
-        if "H" not in self.sizes:
-            return f"needs sizes['H']: it is an attribute of ONNX's {cell}"
+        if self.sizes["I"] == 0 and cell != "RNN":
+            return f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected another loop"
         if self.reset:
             return "is not possible with reset; expected 'scan', 'unroll' or 'loop'"
         if self.projected:
@@ -145,14 +150,14 @@ class Config:
     def conditions(self) -> set[str]:
         """Return the conditions of the text's lines that hold; `onnx_export.text` explains them."""
         clip, p_clip = self.attribute("cell_clip"), self.attribute("proj_clip")
-        cell, bias = not self.op.sequence or self.native, self.attribute("forget_bias") != 0
+        cell, bias = not self.op.sequence, self.attribute("forget_bias") != 0
         coupled, peephole = "f" in self.op.gates and "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
         sigmoid = self.activation_of["recurrent_activation"] == "sigmoid"
         holds = {
             "cell": cell,
             "fused": cell and not self.integers,
             "split": not cell or self.integers,
-            "sequence": self.op.sequence and not self.native,
+            "sequence": self.op.sequence,
             "peephole": peephole,
             "no_peep": not peephole,
             "i_peep": peephole and not coupled,

@@ -20,7 +20,7 @@ Backward, from (5) to (1); every ``a_from_b`` is what the gradient to a has of t
 are.
 """
 
-from ..text import Program, in_onnx_order
+from ..text import Program
 
 FORWARD = Program(
     carried={"h_prev": "h"},
@@ -117,29 +117,10 @@ sequence | x_hr_rows = Flatten <axis = -1> (x_hr_live)
 """,
 )
 
-# ONNX's own GRU, in parts that `gru_reset_after.py` has too.
-NATIVE_WEIGHTS = f"""\
-         | w_ru_T = Transpose <perm = [1, 0]> (w_ru)
-         | w_c_T = Transpose <perm = [1, 0]> (w_c)
-         | w_r, w_u = Split <axis = 0> (w_ru_T, H_H)
-         | w_urc = Concat <axis = 0> ({in_onnx_order("GRU", "w_{}", c="w_c_T")})  # ONNX's order of the gates
-         | w_one = Unsqueeze (w_urc, at_0)                                      # one direction
-         | W, R = Split <axis = 2> (w_one, I_H)
-         | b_r, b_u = Split <axis = 0> (b_ru, H_H)
+NATIVE = """
          | h_first = Unsqueeze (h_prev, at_0)
-"""
-NATIVE_STATES = """\
+         | h_one, h_ends = GRU <linear_before_reset = 0> (x, W, R, B, lengths, h_first)
          | h_end = Squeeze (h_ends, at_0)
          | h_native = Squeeze (h_one, at_1)
-         | h_rest = Slice (h_native, at_0, at_last, at_0)
-         | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
 """
-NATIVE = f"""{NATIVE_WEIGHTS}\
-         | b_urc = Concat <axis = 0> ({in_onnx_order("GRU", "b_{}")})
-         | b_shape = Shape (b_urc)
-         | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
-         | b_both = Concat <axis = 0> (b_urc, b_none)
-         | B = Unsqueeze (b_both, at_0)
-         | h_one, h_ends = GRU <linear_before_reset = 0> (x, W, R, B, lengths, h_first)
-{NATIVE_STATES}"""
-"""ONNX's own GRU gives h alone; with h known, `FORWARD` gives the rest of all steps at once."""
+"""ONNX's own GRU, for layers, which bring the weights in its layout: `onnx_export.layers.weights`."""

@@ -23,8 +23,8 @@ So x and h_prev have one product each, with the rows w_x and w_h of ``[w_ru, w_c
 are.
 """
 
-from ..text import Program, in_onnx_order
-from .gru import NATIVE_STATES, NATIVE_WEIGHTS
+from ..text import Program
+from . import gru
 
 FORWARD = Program(
     carried={"h_prev": "h"},
@@ -122,11 +122,5 @@ generic  | r_from_h = Mul (c_from_h, r_from_hc)                             # (5
 """,
 )
 
-NATIVE = f"""{NATIVE_WEIGHTS}\
-         | b_shape = Shape (b_ru)
-         | b_none = Expand (zero, b_shape)                                      # r and u have theirs already
-         | b_both = Concat <axis = 0> ({in_onnx_order("GRU", "b_{}")}, b_none, b_hc)
-         | B = Unsqueeze (b_both, at_0)
-         | h_one, h_ends = GRU <linear_before_reset = 1> (x, W, R, B, lengths, h_first)
-{NATIVE_STATES}"""
-"""ONNX's own GRU gives h alone; with h known, `FORWARD` gives the rest of all steps at once."""
+NATIVE = gru.NATIVE.replace("linear_before_reset = 0", "linear_before_reset = 1")
+"""ONNX's own GRU, for layers."""

@@ -258,12 +258,3 @@ def _join_steps(steps: list[str], joined: str, body: LoopBody) -> Nodes:
         nodes += [make_node("Concat", group, [name], axis=0) for name, group in groups.items()]
         steps = [*groups]
     return [*nodes, make_node("Concat", steps, [joined], axis=0)]
-
-
-def without_gemm(node: NodeProto) -> Nodes:
-    """Return a node without Gemm, which takes only matrices."""
-    if node.op_type != "Gemm":
-        return [node]
-    left, right, addend = node.input
-    product = f"{node.output[0]}_product"
-    return [make_node("MatMul", [left, right], [product]), make_node("Add", [product, addend], node.output)]

@@ -38,7 +38,7 @@ to h comes to m first, and d_m stands for h_grad above::
 and their slopes are.
 """
 
-from ..text import Program, in_onnx_order
+from ..text import Program
 
 FORWARD = Program(
     carried={"cs_prev": "cs", "h_prev": "h"},
@@ -173,28 +173,13 @@ proj      | w_p_grad = Gemm <transA = 1> (m_rows, d_p_rows)                  # (
 """,
 )
 
-NATIVE = f"""
-          | w_T = Transpose <perm = [1, 0]> (w)
-          | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, gates)
-          | w_iofc = Concat <axis = 0> ({in_onnx_order("LSTM", "w_{}")})                # ONNX's order of the gates
-          | w_one = Unsqueeze (w_iofc, at_0)                                     # one direction
-          | W, R = Split <axis = 2> (w_one, I_H)
-          | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, gates)
-          | b_shape = Shape (b)
-          | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
-          | b_both = Concat <axis = 0> ({in_onnx_order("LSTM", "b_all_{}")}, b_none)
-          | B = Unsqueeze (b_both, at_0)
+NATIVE = """
           | cs_first = Unsqueeze (cs_prev, at_0)
           | h_first = Unsqueeze (h_prev, at_0)
-i_peep    | p_iof = Concat <axis = 0> ({in_onnx_order("peepholes", "wc{}")})
-i_peep    | P = Unsqueeze (p_iof, at_0)
 peephole  | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first, P)
 no_peep   | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first)
           | h_end = Squeeze (h_ends, at_0)
           | cs_end = Squeeze (cs_ends, at_0)
           | h_native = Squeeze (h_one, at_1)
-          | h_rest = Slice (h_native, at_0, at_last, at_0)
-          | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
 """
-"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step. Layers bring the
-weights in ONNX's layout: `onnx_export.layers.weights`."""
+"""ONNX's own LSTM, for layers, which bring the weights in its layout: `onnx_export.layers.weights`."""

@@ -65,17 +65,9 @@ BACKWARD = Program(
 )
 
 NATIVE = """
-         | w_T = Transpose <perm = [1, 0]> (w)
-         | w_one = Unsqueeze (w_T, at_0)                                        # one direction
-         | W, R = Split <axis = 2> (w_one, I_H)
-         | b_shape = Shape (b)
-         | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
-         | b_both = Concat <axis = 0> (b, b_none)
-         | B = Unsqueeze (b_both, at_0)
          | h_first = Unsqueeze (h_prev, at_0)
          | h_one, h_ends = RNN (x, W, R, B, lengths, h_first)
          | h_end = Squeeze (h_ends, at_0)
          | h_native = Squeeze (h_one, at_1)
-         | h = Identity (h_native)
 """
-"""ONNX's own RNN gives all that there is: h."""
+"""ONNX's own RNN, for layers, which bring the weights in its layout: `onnx_export.layers.weights`."""

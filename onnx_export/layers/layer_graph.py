@@ -11,8 +11,9 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
 from blockcell.activations import may_overflow
+from blockcell.convert.onnx_graph import graph_digest
 from blockcell.layers import Bidirectional, Dense, Layer, Stack
-from blockcell.layers.cell_ops import CellOp, describe_cell
+from blockcell.layers.cell_ops import CellPass, describe_cell
 from blockcell.layers.structure import passes_dense_alone, state_sizes
 from blockcell.optable import Array
 
@@ -31,7 +32,7 @@ from ..nodes import (
     unused_name,
 )
 from .graph_builder import GraphBuilder
-from .signature import LayerArrays, Shape, Signature, layer_signature, put_first
+from .signature import LayerArrays, Shape, Signature, layer_signature
 from .weights import is_int8, node_weights
 
 
@@ -93,8 +94,9 @@ class LayerGraph:
         if self.train:
             d_x = self.backward(layer, "", tape, self._zero_padding(layer, "d_y"))
             self.results["d_x"] = g.zero_padding(d_x) if self._head_reads_x else d_x
-        inputs = put_first(signature.inputs, ["x", "lengths", "reset"])
-        return self.finish(Signature(inputs, signature.outputs), {})
+        model = self.finish(signature, {})
+        model.metadata_props.add(key="blockcell.digest", value=graph_digest(model))
+        return model
 
     def finish(self, signature: Signature, metadata: Mapping[str, str]) -> ModelProto:
         """Return the model of all nodes and functions so far, with these metadata beside those of the layer."""
@@ -208,8 +210,6 @@ class LayerGraph:
     def _forward_steps(self, cell: Any, prefix: str, tape: CellTape) -> str:
         """Add a cell's forward pass over all steps, in the order in which they run; return y."""
         g, states, arguments = self.graph, state_sizes(cell), tape.arguments
-        if self.train:
-            self._config(cell, prefix, describe_cell(cell, "Grad"))  # raises if there is none
         # With lengths, a loop gives the states of all steps; ONNX's own LSTM gives cs only at the rows' last steps.
         gathered = () if not self.lengths else ("h",) if self.native else states
         last_states = [name for name in states if name not in gathered]
@@ -329,8 +329,14 @@ class LayerGraph:
         return columns
 
     # ------------------------------------------------------------------------------------------------------------ cells
-    def _config(self, cell: Any, prefix: str, described: CellOp) -> Config:
-        """Return the configuration of a cell's function; raise a ValueError if there is none."""
+    def configs(self) -> list[Config]:
+        """Return a configuration of each cell, of which the form may be refused."""
+        pass_name = "Step" if self.streaming else "Grad" if self.train else ""
+        cells: dict[str, Any] = {name: cell for name, cell in self.layer._leaves().items() if state_sizes(cell)}
+        return [self._config(cell, prefix, describe_cell(cell, pass_name)) for prefix, cell in cells.items()]
+
+    def _config(self, cell: Any, prefix: str, described: CellPass) -> Config:
+        """Return the configuration of a cell's function."""
         firsts = () if self.state else tuple(f"{name}_first" for name in state_sizes(cell))
         return Config(
             f"{self.caller}: {prefix.rstrip('.')}" if prefix else self.caller,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from onnx import TensorProto, helper
@@ -19,7 +19,7 @@ NEW = "new_"  # in front of the name of an input that an output replaces
 
 
 class Signature(NamedTuple):
-    """The types of a model's inputs and outputs, by their names, in the order in which messages name them."""
+    """The types of a model's inputs and outputs, by their names, in their order."""
 
     inputs: Types
     outputs: Types
@@ -52,14 +52,14 @@ def layer_signature(arrays: LayerArrays, takes: Collection[str], train: bool) ->
 
     `takes` has those of lengths, reset, state and d_state that are inputs.
     """
-    first = arrays.first_states() if "state" in takes else {}
-    inputs, outputs = arrays.types({"x": arrays.x}) | first, arrays.types({"y": arrays.y, **arrays.states})
+    x, first = arrays.types({"x": arrays.x}), arrays.first_states() if "state" in takes else {}
+    inputs, outputs = x | arrays.row_inputs(takes) | first, arrays.types({"y": arrays.y, **arrays.states})
     if train:
         d_inputs = arrays.types({"y": arrays.y, **(arrays.states if "d_state" in takes else {})})
-        d_outputs, weights = inputs | arrays.types(arrays.weights), arrays.types(arrays.weights)
-        inputs = inputs | weights | {f"d_{name}": type_ for name, type_ in d_inputs.items()}
-        outputs |= {f"d_{name}": type_ for name, type_ in d_outputs.items()}
-    return Signature(inputs | arrays.row_inputs(takes), outputs)
+        weights = arrays.types(arrays.weights)
+        inputs |= weights | {f"d_{name}": type_ for name, type_ in d_inputs.items()}
+        outputs |= {f"d_{name}": type_ for name, type_ in (x | first | weights).items()}
+    return Signature(inputs, outputs)
 
 
 def step_signature(
@@ -72,24 +72,17 @@ def step_signature(
     dtype = helper.tensor_dtype_to_np_dtype(arrays.element_type)
     scalar: tuple[int, Shape] = helper.np_dtype_to_tensor_dtype(compute_dtype(dtype)), []
     entries, states = arrays.y[:-1], arrays.types(arrays.states) if "state" in takes else {}
-    memory = step_memory(optimizer, arrays.weights, scalar[0])
-    updated = arrays.types(arrays.weights) | memory
+    updated = arrays.types(arrays.weights) | step_memory(optimizer, arrays.weights, scalar[0])
     target = (TensorProto.INT64, entries) if loss.target == "classes" else (arrays.element_type, arrays.y)
-    inputs: Types = {"x": (arrays.element_type, arrays.x), "target": target, "learning_rate": scalar}
-    inputs |= arrays.row_inputs(takes) | (arrays.first_states() if states else {})
+    inputs: Types = {"x": (arrays.element_type, arrays.x)} | arrays.row_inputs(takes)
     inputs |= {"mask": (TensorProto.BOOL, entries)} if "mask" in takes else {}
-    outputs: Types = {"loss": scalar} | arrays.types({"y": arrays.y}) | states | ({"norm": scalar} if clips else {})
+    inputs |= {"target": target} | (arrays.first_states() if states else {}) | {"learning_rate": scalar}
+    outputs: Types = {"loss": scalar} | ({"norm": scalar} if clips else {}) | arrays.types({"y": arrays.y}) | states
     return Signature(inputs | updated, outputs | {NEW + name: type_ for name, type_ in updated.items()})
 
 
 def step_memory(optimizer: Optimizer, weights: Shapes, element_type: int) -> Types:
     """Return the types of what an optimizer keeps from step to step."""
-    slots: Types = {
-        f"{slot}.{name}": (element_type, shape) for name, shape in weights.items() for slot in optimizer.slots
-    }
-    return slots | ({"step": (TensorProto.INT64, [])} if optimizer.counts_steps else {})
-
-
-def put_first(types: Types, names: Iterable[str]) -> Types:
-    """Return the types with these names first, as far as they are there."""
-    return {name: types[name] for name in (*names, *types) if name in types}
+    count: Types = {"step": (TensorProto.INT64, [])} if optimizer.counts_steps else {}
+    slots = {f"{slot}.{name}": (element_type, shape) for name, shape in weights.items() for slot in optimizer.slots}
+    return count | slots

@@ -13,9 +13,6 @@ from blockcell.errors import short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Quantized, Stack
 
-from ..cells.config import Form
-from ..forms import make_in_form
-
 
 def check_layer_and_path(caller: str, layer: Any, path: Any) -> None:
     """Raise a TypeError unless they are a layer and a path or None."""
@@ -31,17 +28,10 @@ def check_layer_and_path(caller: str, layer: Any, path: Any) -> None:
         raise TypeError(f"{caller}: path is {short(path)}; expected a path or None")
 
 
-def write_model(
-    caller: str,
-    path: str | PathLike[str] | None,
-    provider: str,
-    loop: str | None,
-    form: Form,
-    make: Callable[[Form], ModelProto],
-) -> ModelProto:
-    """Write the model that ``make(form)`` makes, with the loop or in a form for the provider; return it."""
+def write_model(caller: str, path: str | PathLike[str] | None, make: Callable[[], ModelProto]) -> ModelProto:
+    """Write the model that ``make()`` makes, unless the path is None; return it."""
     try:
-        model = make_in_form(caller, provider, loop, form, make)
+        model = make()
         if path is not None:
             with replacing(path) as file:
                 file.write(model.SerializeToString())

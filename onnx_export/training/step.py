@@ -22,9 +22,10 @@ from blockcell.layers.structure import ends_in_softmax
 from blockcell.loss import LOSSES, Loss
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, check_sizes, read_number
+from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_sizes, read_number
+from ..forms import choose_form
 from ..layers.layer_graph import LayerGraph
-from ..layers.signature import NEW, Signature, put_first, step_signature
+from ..layers.signature import step_signature
 from ..layers.writing import check_layer_and_path, write_model
 from ..nodes import DOMAIN, constant, names_read, names_written, rename_values
 from ..text import TextParser
@@ -156,14 +157,15 @@ def training_step(
     inputs = {"lengths": lengths, "reset": reset, "mask": mask, "state": state}
     takes = [name for name, is_input in inputs.items() if is_input]
 
-    def make(form: Form) -> ModelProto:
-        check_form(caller, form)
-        if opset < REDUCE_AXES_OPSET:
-            raise ValueError(f"{caller}: opset is {opset}; expected {REDUCE_AXES_OPSET} or newer")
-        graph = LayerGraph(caller, layer, kind, fixed, form, takes, train=True)
-        return TrainingGraph(graph, loss_name, optimizer_name, numbers, limit).model()
+    def graph_in(form: Form) -> LayerGraph:
+        return LayerGraph(caller, layer, kind, fixed, form, takes, train=True)
 
-    return write_model(caller, path, provider, loop, Form(opset=opset, static=static, inlined=not functions), make)
+    form = Form(opset=opset, static=static, inlined=not functions)
+    form = choose_form(caller, provider, loop, form, lambda form: graph_in(form).configs())
+    if opset < REDUCE_AXES_OPSET:
+        raise ValueError(f"{caller}: opset is {opset}; expected {REDUCE_AXES_OPSET} or newer")
+    graph = TrainingGraph(graph_in(form), loss_name, optimizer_name, numbers, limit)
+    return write_model(caller, path, graph.model)
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
@@ -218,14 +220,10 @@ class TrainingGraph:
         arrays = layer_graph.arrays()
         clips = self.max_norm is not None
         signature = step_signature(arrays, layer_graph.takes, self.loss_row, self.optimizer_row, clips)
-        names, first_states = [*layer.weights], [f"{name}_prev" for name in arrays.states]
-        inputs = ["x", "lengths", "reset", "mask", "target", *first_states, "learning_rate", *names, "step"]
-        outputs = ["loss", "norm", "y", *arrays.states, *(NEW + name for name in names), NEW + "step"]
-        signature = Signature(put_first(signature.inputs, inputs), put_first(signature.outputs, outputs))
 
         self.results["y"], tape = layer_graph.forward(layer, "", g.zero_padding("x"), False)
         layer_graph.backward(layer, "", tape, self._add_loss(self.results["y"], arrays.y[:-1]), needs_d_x=False)
-        grads = {name: self.results[f"d_{name}"] for name in names}
+        grads = {name: self.results[f"d_{name}"] for name in layer.weights}
         self._update(grads if self.max_norm is None else self._clip(grads))
         settings = {"loss": self.loss, "optimizer": self.optimizer, "max_norm": self.max_norm, **self.settings}
         layer_graph.functions |= self.functions  # after those of the cells

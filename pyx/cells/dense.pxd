@@ -54,7 +54,7 @@ from schedule.cost cimport (
     Grid, Work, ceil_div, choose_grid, parts_of, requirements_of, speed_of, threads_of, use_threads, work_of
 )
 from schedule.machine cimport fewest_prefetching_rows
-from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
+from schedule.team cimport Team, barrier, group_barrier, join_team, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
 
 cdef enum:  # as in blockcell/optable.py
@@ -388,7 +388,7 @@ cdef inline long long forward(const DenseForward *p) noexcept nogil:
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        adopt_rounding(&team)
+        join_team(&team)
         for part in prange(p.grid.first, p.grid.end, schedule="static"):
             multiply(p, part)
         if p.activation == SOFTMAX and p.grid.members > 1:
@@ -623,7 +623,7 @@ cdef inline long long backward(const DenseBackward *p) noexcept nogil:
         return 0
     start_team(&team, parts, 1)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        adopt_rounding(&team)
+        join_team(&team)
         for part in prange(first, end_part, schedule="static"):
             z_grads(p, part, parts)
         for part in prange(first, end_part, schedule="static"):

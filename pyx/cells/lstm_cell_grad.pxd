@@ -13,7 +13,7 @@ from product.lines cimport LF, L, at, clear, lines_in, noinline_void, store_line
 from product.real cimport real
 from schedule.cost cimport grid_of, parts_of, use_threads
 from schedule.plan cimport BACKWARD_REGIONS, D, PEEPHOLES, Backward
-from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, part_start, start_team
+from schedule.team cimport Team, barrier, join_team, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, guard_zones, lay_out, region, release_zones
 
 cdef enum:
@@ -77,7 +77,7 @@ cdef inline long long run_dicfo(Backward *p, int ready) noexcept nogil:
     else:
         start_team(&team, parts, 1)
         with nogil, parallel(num_threads=parts):
-            adopt_rounding(&team)
+            join_team(&team)
             for part in prange(parts, schedule="static"):
                 store_dicfo_rows(p, d, part, parts)
             if p.c.peephole:

@@ -61,7 +61,7 @@ from schedule.plan cimport (
     BACKWARD_SLOTS, D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, BackwardPlan,
     BackwardShare, backward_share
 )
-from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
+from schedule.team cimport Team, barrier, group_barrier, join_team, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
 
 
@@ -582,7 +582,7 @@ cdef inline long long backward(const Backward *p) noexcept nogil:
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        adopt_rounding(&team)
+        join_team(&team)
         for part in prange(first, end_part, schedule="static"):
             load_gradients(p, part, parts)
         if p.packs_all:

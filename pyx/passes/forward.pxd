@@ -50,7 +50,7 @@ from schedule.plan cimport (
     CODES, CS, HR, M, M_CODES, SLOTS, X_CHUNK, Z, Forward, ForwardPlan, ForwardShare, end_of_chunk,
     end_of_common_chunk, forward_share, h_before, stores_rows, use_panels, x_of, z_of
 )
-from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
+from schedule.team cimport Team, barrier, group_barrier, join_team, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
 
 
@@ -361,7 +361,7 @@ cdef inline long long forward(const Forward *p) noexcept nogil:
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        adopt_rounding(&team)
+        join_team(&team)
         for part in prange(first, end_part, schedule="static"):
             load_states(p, part)
         if not p.packed:

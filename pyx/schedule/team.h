@@ -18,6 +18,7 @@ static inline int number_in_team(void) { return 0; }
 #ifdef __linux__
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -26,6 +27,8 @@ enum {
     UNTIMED_SPINS = 16,  /* before a waiting thread looks at the clock */
     SPINS = 1000,        /* before it sleeps: 10 to 50 microseconds, by how long a CPU pauses */
     LINE = 64,           /* bytes of a cache line */
+    MOST_CPUS = 1024,    /* that a set of CPUs has room for */
+    WORD = 8 * sizeof(unsigned long),  /* CPUs of a word of such a set */
     GROUPS = 64           /* groups of several threads, at most */
 };
 
@@ -41,6 +44,7 @@ typedef struct {
     long long start, cpu_start, spinning;
     unsigned long float_control;  /* of the calling thread: its rounding, and whether subnormal numbers are zero */
     int groups, members;          /* groups, and the threads of each */
+    unsigned long taken[MOST_CPUS / WORD];  /* a bit for each CPU: a thread of the team runs on it */
     Barrier group[GROUPS];        /* one for each group; not cleared, nor used, if each has one thread */
 } Team;
 
@@ -76,8 +80,55 @@ static inline unsigned long read_float_control(void) { return 0; }
 static inline void write_float_control(unsigned long control) { (void) control; }
 #endif
 
-/* Sleep until all threads have passed a barrier once more than the number `passed`. */
-static __attribute__((noinline, cold)) void sleep_until_passed(Barrier *at, int passed) {
+#ifdef __linux__
+/* A CPU for each thread.  Linux may wake a thread on the CPU of the thread that woke it, and leaves both there while
+   they take turns at barriers, because it never sees two threads wait for that CPU: several threads are then slower
+   than one, for tens of milliseconds, beside idle CPUs. */
+static __thread unsigned own_cpu;  /* that this thread has taken */
+
+/* Take a CPU for this thread; return whether another thread has it. */
+static inline int take(Team *team, unsigned cpu) {
+    const unsigned long bit = 1UL << cpu % WORD;
+    own_cpu = cpu;
+    return cpu < MOST_CPUS && __atomic_fetch_or(&team->taken[cpu / WORD], bit, __ATOMIC_RELAXED) & bit;
+}
+
+/* Move this thread to a CPU that no thread has taken, if it may run on one; where it may run stays as it is. */
+static __attribute__((noinline, cold)) void move_to_free_cpu(Team *team) {
+    cpu_set_t allowed, free;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        return;
+    free = allowed;
+    for (unsigned cpu = 0; cpu < MOST_CPUS; cpu++)
+        if (__atomic_load_n(&team->taken[cpu / WORD], __ATOMIC_RELAXED) >> cpu % WORD & 1)
+            CPU_CLR(cpu, &free);
+    if (CPU_COUNT(&free) > 0 && sched_setaffinity(0, sizeof free, &free) == 0)
+        sched_setaffinity(0, sizeof allowed, &allowed);
+    take(team, sched_getcpu());
+}
+
+/* Begin on a CPU of one's own. */
+static inline void take_cpu(Team *team) {
+    if (take(team, sched_getcpu()))
+        move_to_free_cpu(team);
+}
+
+/* Go on, after one has slept, on a CPU of one's own. */
+static inline void keep_cpu(Team *team) {
+    if ((unsigned) sched_getcpu() == own_cpu)
+        return;
+    if (own_cpu < MOST_CPUS)
+        __atomic_fetch_and(&team->taken[own_cpu / WORD], ~(1UL << own_cpu % WORD), __ATOMIC_RELAXED);
+    take_cpu(team);
+}
+#else
+static unsigned own_cpu;
+static inline void take_cpu(Team *team) { (void) team; }
+static inline void keep_cpu(Team *team) { (void) team; }
+#endif
+
+/* Sleep until all threads have passed a barrier of the team once more than the number `passed`. */
+static __attribute__((noinline, cold)) void sleep_until_passed(Team *team, Barrier *at, int passed) {
     if (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) != passed)
         return;
     #ifdef __linux__
@@ -90,6 +141,7 @@ static __attribute__((noinline, cold)) void sleep_until_passed(Barrier *at, int 
     while (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) == passed)
         nanosleep(&nap, NULL);
     #endif
+    keep_cpu(team);
 }
 
 /* Wait at a barrier of the team, `at`, until so many threads have come to it: spin, then sleep. */
@@ -115,7 +167,7 @@ static __attribute__((noinline)) void wait_at(Team *team, Barrier *at, int threa
     }
     if (spinning_since > 0)
         team->spinning += nanoseconds() - spinning_since;
-    sleep_until_passed(at, passed);
+    sleep_until_passed(team, at, passed);
 }
 
 static inline void barrier(Team *team) { wait_at(team, &team->all, team_size()); }

@@ -5,6 +5,7 @@ own, so groups do not wait for each other.  If the runtime starts fewer threads 
 is one of all threads.
 
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
+Where two threads of the team begin or wake up on one CPU, one of them moves to another.
 The calling thread, whose share of the work is never the smallest, measures its time; `measured_cost` estimates from
 that how much faster half as many threads would have been.  Without OpenMP there is one thread.
 """
@@ -20,6 +21,8 @@ cdef extern from "schedule/team.h":
     long long cpu_nanoseconds() noexcept nogil
     unsigned long read_float_control() noexcept nogil
     void write_float_control(unsigned long control) noexcept nogil
+    unsigned own_cpu  # that this thread has taken
+    void take_cpu(Team *team) noexcept nogil  # a thread begins on a CPU of its own
     void barrier(Team *team) noexcept nogil  # each thread of the team waits for all; one alone does not wait
     void group_barrier(Team *team) noexcept nogil  # each thread waits for those of its group
 
@@ -29,11 +32,15 @@ cdef inline void start_team(Team *team, Py_ssize_t groups, Py_ssize_t members) n
     clear_team(team, groups, members)
     team.start, team.cpu_start = nanoseconds(), cpu_nanoseconds()
     team.float_control = read_float_control()
+    take_cpu(team)
 
 
-cdef inline void adopt_rounding(Team *team) noexcept nogil:
-    """Give this thread the rounding mode and the treatment of subnormal numbers of the calling thread."""
-    write_float_control(team.float_control)
+cdef inline void join_team(Team *team) noexcept nogil:
+    """Begin as a thread of the team: on a CPU of its own, and with the calling thread's rounding mode and treatment of
+    subnormal numbers."""
+    if number_in_team() > 0:
+        take_cpu(team)
+        write_float_control(team.float_control)
 
 
 cdef inline long long measured_cost(const Team *team) noexcept nogil:

@@ -9,13 +9,11 @@ import re
 import subprocess
 import sys
 
-import keras_forms
-import numpy as np
 import pytest
 from fresh import on_terminal, printed, python
 
 import blockcell
-from blockcell.command import cli, main
+from blockcell.command import cli
 
 COMMANDS = ["info", "demo", "verify", "inspect", "extract"]
 
@@ -177,93 +175,3 @@ def test_imports():
     heavy = {"rich", "matplotlib", "sklearn", "threadpoolctl"}
     code = f"import sys; from blockcell.command import cli; cli._parser(); print(*{heavy} & set(sys.modules))"
     assert printed(code) == ""
-
-
-# --------------------------------------------------------------------------------------------------------- Keras' files
-@pytest.fixture
-def keras_file(tmp_path):
-    """A .h5 of an LSTM, a GRU and a Dense, and its parts."""
-    pytest.importorskip("h5py")
-    g = np.random.default_rng(0)
-    shapes = ("LSTM", 2, 3), ("GRU", 3, 2), ("Dense", 2, 2)
-    arrays = {f"a{k}": keras_forms.drawn(g, *shape) for k, shape in enumerate(shapes)}
-    parts = [keras_forms.entry(kind, f"a{k}", units=units) for k, (kind, _, units) in enumerate(shapes)]
-    parts[0]["config"]["return_sequences"] = True
-    model = keras_forms.sequential(keras_forms.entry("Embedding", "emb"), *parts)
-    return keras_forms.write_h5(tmp_path / "m.h5", model, arrays | {"emb": [np.ones((4, 2))]}), model, arrays
-
-
-def test_inspect_of_keras(keras_file, capsys):
-    path = str(keras_file[0])
-    assert main(["inspect", path]) == 0
-    text = capsys.readouterr().out
-    assert [line.split() for line in text.splitlines()[2:5]] == [
-        ["0", "LSTM", "2", "3", "float32"],
-        ["1", "GRU", "3", "2", "float32"],
-        ["2", "Dense", "2", "2", "float32"],
-    ]
-    assert "\nleft out: emb (Embedding)\n" in text
-    assert text.endswith("Together they are one layer.\n")
-    assert main(["inspect", path, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [layer["kind"] for layer in document["layers"]] == ["LSTM", "GRU", "Dense"]
-    assert document["warnings"] == ["left out: emb (Embedding)"] and document["one_layer"]
-
-
-@pytest.mark.parametrize("ending", [".npz", ".safetensors", ".onnx"])
-def test_extract_of_keras(keras_file, ending, tmp_path, capsys):
-    path, out = str(keras_file[0]), tmp_path / f"out{ending}"
-    with pytest.warns(UserWarning, match="left out"):
-        layer = blockcell.convert.from_keras(path)
-    assert main(["extract", path, str(out)]) == 0
-    text = capsys.readouterr().out
-    assert "\nleft out: emb (Embedding)\n" in text and text.count("ot compared with the model") == 1
-    assert out.stat().st_size > 100
-    if ending != ".onnx":
-        assert repr(blockcell.load(out)) == repr(layer)
-        assert main(["extract", path, str(out), "--cell", "1", "--cell", "2", "--json"]) == 0
-        assert repr(blockcell.load(out)) == repr(blockcell.Stack(layer.layers[1:]))
-        assert json.loads(capsys.readouterr().out)["layer"] == repr(blockcell.load(out))
-
-
-def test_extract_of_keras_with_weights_apart(keras_file, tmp_path, capsys):
-    _, model, arrays = keras_file
-    architecture, out = tmp_path / "m.json", tmp_path / "out.npz"
-    architecture.write_text(json.dumps(model | {"keras_version": "2.15.0"}))
-    weights = str(keras_forms.write_h5_weights(tmp_path / "w.h5", model, arrays))
-    assert main(["extract", str(architecture), str(out), "--weights", weights]) == 0
-    assert main(["extract", weights, str(out), "--recurrent-activation", "hard_sigmoid,0.2,0.5"]) == 0
-    assert blockcell.load(out).layers[0].recurrent_activation == ("hard_sigmoid", 0.2, 0.5)
-    capsys.readouterr()
-    for arguments, status, message in (
-        ([str(architecture)], 1, "is an architecture without weights"),
-        ([weights, "--forget-bias", "1"], 2, "--forget-bias is for checkpoints and graphs of TensorFlow"),
-        ([weights, "--cell", "x"], 1, "has no layer x; there are: 0, 1, 2"),
-        (
-            [weights, "--cell", "0", "--cell", "0"],
-            1,
-            "0 gives 3 numbers a step, and 0, which is named behind it, takes",
-        ),
-        ([str(tmp_path / "m.pb"), "--weights", weights], 2, "--weights is for files of Keras"),
-    ):
-        path, *rest = arguments
-        assert main(["extract", path, str(out), *rest]) == status
-        assert message in capsys.readouterr().err
-
-
-def test_layers_of_keras_that_are_not_one(tmp_path, capsys):
-    pytest.importorskip("h5py")
-    g = np.random.default_rng(0)
-    arrays = {name: keras_forms.drawn(g, "LSTM", 3, 3) for name in "ab"} | {"n": [np.ones(3)] * 2}
-    parts = [keras_forms.entry("LSTM", name, units=3, return_sequences=True) for name in "ab"]
-    model = keras_forms.sequential(parts[0], keras_forms.entry("LayerNormalization", "n"), parts[1])
-    path, out = str(keras_forms.write_h5(tmp_path / "m.h5", model, arrays)), str(tmp_path / "out.npz")
-    assert main(["inspect", path]) == 0
-    assert capsys.readouterr().out.endswith("They are not one layer.\n")
-    assert main(["extract", path, out]) == 1
-    assert "has 2 layers that are not one; say which with --cell: a, b" in capsys.readouterr().err
-    assert main(["extract", path, out, "--cell", "b"]) == 0
-    np.testing.assert_array_equal(
-        blockcell.load(out).weights["w"],
-        blockcell.convert.from_keras(arrays["b"], recurrent_activation="sigmoid", check=False).weights["w"],
-    )

@@ -1,6 +1,6 @@
-"""Layers from and to Keras: its stored results, its formulas in numpy, and the refusal of what cannot be converted.
+"""Layers from and to Keras: its formulas in numpy, and the refusal of what cannot be converted.
 
-`pytest -m peers` compares with Keras itself.
+`pytest -m peers` compares with Keras itself, most of it in `test_against_keras.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import sys
 import types
 
-import generate_layers
 import numpy as np
 import pytest
 from convert_cases import (
@@ -27,10 +26,8 @@ from convert_cases import (
     rng,
     rnn,
     sigmoid,
-    stored,
     warned,
 )
-from generate_layers import weights_of
 from keras_forms import drawn
 
 from blockcell import convert, formulas
@@ -39,24 +36,6 @@ from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Dense, Stack
 
 GATES = {"recurrent_activation": "sigmoid"}  # which the arrays of an LSTM or a GRU do not tell
-
-
-def check_keras(case, arrays):
-    """Assert that the layer of stored arrays gives the stored results, and converts back to these arrays."""
-    source, gates = list(weights_of(arrays).values()), {} if "rnn" in case else GATES
-    layer = from_keras(source, reset_after="reset after" in case if "gru" in case else None, **gates)
-    y, _ = layer(arrays["x"].swapaxes(0, 1))
-    np.testing.assert_allclose(y.swapaxes(0, 1), arrays["y"], rtol=0, atol=1e-6)
-    back = convert.to_keras(layer)
-    each = len(source) // (len(back) // 3)  # 2 without bias
-    for ours, theirs in zip(back[:2] + back[3:5], source[:2] + source[each : each + 2], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert_same(layer, from_keras(back, **gates))
-
-
-@pytest.mark.parametrize(("case", "arrays"), stored("keras").items(), ids=stored("keras"))
-def test_stored_keras(case, arrays):
-    check_keras(case, arrays)
 
 
 def keras_lstm(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
@@ -433,23 +412,6 @@ def test_a_clip_at_infinity_is_none():
 
 
 # -------------------------------------------------------------------------------------------------------- Keras itself
-@pytest.mark.peers
-def test_keras_itself(seed):
-    """Its layers convert to equal ones, and its layers with converted weights have the results that they had before."""
-    pytest.importorskip("keras")
-    for name, (theirs, found) in generate_layers.keras_cases(seed=seed).items():
-        check_keras(name, found)
-        layer = from_keras(theirs)
-        x = found["x"]
-        np.testing.assert_allclose(
-            layer(x.swapaxes(0, 1))[0].swapaxes(0, 1), found["y"], rtol=0, atol=1e-6, err_msg=name
-        )
-        if "without bias" not in name:
-            theirs.set_weights([0 * value for value in theirs.get_weights()])
-            theirs.set_weights(convert.to_keras(layer))
-            np.testing.assert_allclose(np.asarray(theirs(x)), found["y"], rtol=0, atol=1e-6, err_msg=name)
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("form", ["plain", "stack", "bidirectional", "sequences"])

@@ -181,19 +181,6 @@ def test_rows_that_differ():
     assert layer(np.zeros((T, 3, I)), state)[0].shape == (T, 3, H)
 
 
-def test_batch_first_nodes():
-    """Nodes with layout=1 have their states as [B,D,H]."""
-    h, x = random_states(rng(), 1, 2, H), rng().standard_normal((1, T, I))
-    node = node_of("GRU", layout=1, direction="bidirectional")
-    weights = onnx_weights("GRU", 2) | {"h": h}
-    layer, state = convert.from_onnx(node, weights, initial_state=True)
-    np.testing.assert_equal([part.h for part in state], [h[:, 0], h[:, 1]])
-    forward = onnx_weights("GRU", 2) | {"h": h.swapaxes(0, 1)}
-    expected, _ = convert.from_onnx(node_of("GRU", direction="bidirectional"), forward, initial_state=True)
-    assert_same(layer, expected)
-    assert layer(x, state, batch_first=True)[0].shape == (1, T, 2 * H)
-
-
 def test_zeros_stay_as_they_are():
     weights = onnx_weights() | {"h": np.zeros((1, 1, H)), "c": np.zeros((1, 1, H))}
     assert convert.from_onnx(model_of([node_of()], weights), initial_state=True)[1] is None

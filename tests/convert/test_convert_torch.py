@@ -1,6 +1,6 @@
-"""LSTMs and GRUs from and to PyTorch: its stored results, its formulas in numpy, and the refusal of all others.
+"""LSTMs and GRUs from and to PyTorch: its formulas in numpy, and the refusal of all others.
 
-`pytest -m peers` compares with PyTorch itself.
+`tests/torch` compares with PyTorch itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import types
 
-import generate_layers
 import numpy as np
 import pytest
 from convert_cases import (
@@ -23,40 +22,13 @@ from convert_cases import (
     rng,
     rnn,
     sigmoid,
-    stored,
     torch_weights,
     warned,
 )
-from generate_layers import weights_of
 
 from blockcell import convert
 from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Dense, Stack
-
-
-def check_torch(arrays):
-    """Assert that the layer of stored weights gives the stored results, and converts back to these weights."""
-    weights = weights_of(arrays)
-    layer = from_torch(weights)
-    y, state = layer(arrays["x"])
-    np.testing.assert_allclose(y, arrays["y"], rtol=0, atol=1e-14)
-    flat = []  # PyTorch stacks the states of all layers and directions
-    for part in state if isinstance(layer, Stack) else [state]:
-        flat += [part] if hasattr(part, "h") else part
-    np.testing.assert_allclose(np.stack([s.h for s in flat]), arrays["h"], rtol=0, atol=1e-14)
-    if "c" in arrays:
-        np.testing.assert_allclose(np.stack([s.cs for s in flat]), arrays["c"], rtol=0, atol=1e-14)
-    back = convert.to_torch(layer, prefix="net.")
-    assert_same(layer, from_torch(back))
-    for name in back:
-        if "weight" in name:
-            np.testing.assert_array_equal(back[name], weights[name.removeprefix("net.")])
-        assert back[name].flags.c_contiguous
-
-
-@pytest.mark.parametrize(("case", "arrays"), stored("torch").items(), ids=stored("torch"))
-def test_stored_torch(case, arrays):
-    check_torch(arrays)
 
 
 def torch_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr=None):
@@ -81,6 +53,49 @@ def torch_rnn(x, weight_ih, weight_hh, bias_ih, bias_hh, nonlinearity=np.tanh):
     return np.stack(ys)
 
 
+def torch_gru(x, weight_ih, weight_hh, bias_ih, bias_hh):
+    """Compute torch.nn.GRU as its documentation writes it: gates r, z, n."""
+    h, ys = np.zeros((B, H)), []
+    for step in x:
+        x_r, x_z, x_n = np.split(step @ weight_ih.T + bias_ih, 3, axis=1)
+        h_r, h_z, h_n = np.split(h @ weight_hh.T + bias_hh, 3, axis=1)
+        z = sigmoid(x_z + h_z)
+        h = (1 - z) * np.tanh(x_n + sigmoid(x_r + h_r) * h_n) + z * h
+        ys.append(h)
+    return np.stack(ys)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("gates", "formula"), [(4, torch_lstm), (3, torch_gru)])
+def test_torch_formulas(gates, formula, bias, layers, bidirectional):
+    """Of torch.nn's module with so many layers and directions; `to_torch` gives its weights."""
+    g, weights, last = rng(), {}, []
+    x = y = g.standard_normal((T, B, I))
+    for layer in range(layers):
+        outputs = []
+        for suffix, order in [("", 1), ("_reverse", -1)][: 1 + bidirectional]:
+            shapes = torch_weights(suffix=f"_l{layer}{suffix}", inputs=y.shape[2], gates=gates)
+            own = {name: g.uniform(-1, 1, a.shape) for name, a in shapes.items() if bias or "weight" in name}
+            weights |= own
+            biases = () if bias else (np.zeros(gates * H),) * 2
+            outputs.append(formula(y[::order], *own.values(), *biases)[::order])
+            last.append(outputs[-1][-1 if order == 1 else 0])
+        y = np.concatenate(outputs, axis=2)
+    converted = from_torch(weights)
+    result, state = converted(x)
+    np.testing.assert_allclose(result, y, rtol=0, atol=1e-14)
+    parts = state if layers > 1 else [state]
+    cells = [cell for part in parts for cell in (part if bidirectional else [part])]
+    np.testing.assert_allclose([cell.h for cell in cells], last, rtol=0, atol=1e-14)
+    back = convert.to_torch(converted, prefix="net.")
+    assert_same(converted, from_torch(back))
+    for name, array in weights.items():
+        assert "bias" in name or np.array_equal(back[f"net.{name}"], array)
+        assert back[f"net.{name}"].flags.c_contiguous
+
+
 @pytest.mark.parametrize("gates", [3, 4])
 def test_torch_names(gates):
     """Of weights and of a module; the names of an LSTMCell and a GRUCell have no _l0."""
@@ -103,8 +118,9 @@ def test_what_is_not_compared():
     assert message == f"from_torch: {reason}"
     _, message = warned(convert.from_torch, weights | {"head.weight": np.ones((2, H))})
     assert re.fullmatch(rf"from_torch: left out: head \(weight\); weights do not tell .*'relu'; {reason}", message)
+    module = types.SimpleNamespace(state_dict=torch_weights)
     for check in (None, True):
-        _, message = warned(convert.from_torch, Module(torch_weights()), check=check)
+        _, message = warned(convert.from_torch, module, check=check)
         expected_text = "because it is no PyTorch module: pass the module, or check=False"
         assert message == f"from_torch: not compared with the model, {expected_text}"
 
@@ -263,53 +279,6 @@ def test_weight_drop(form):
     assert [*source] == names
 
 
-class Module:
-    """Stands for a module of PyTorch, of which the conversion reads the names and the members."""
-
-    def __init__(self, weights=None, **members):
-        self.weights, self._modules = weights, {key: m for key, m in members.items() if isinstance(m, Module)}
-        vars(self).update({key: value for key, value in members.items() if key not in self._modules})
-
-    def state_dict(self):
-        inner = {f"{key}.{name}": a for key, m in self._modules.items() for name, a in m.state_dict().items()}
-        return (self.weights or {}) | inner
-
-    def named_modules(self, prefix=""):
-        yield prefix.removesuffix("."), self
-        for key, module in self._modules.items():
-            yield from module.named_modules(f"{prefix}{key}.")
-
-
-class ZoneOutCell(Module):
-    """Named as ESPnet's."""
-
-
-LSTM_CELL = Module(torch_weights(suffix=""))
-ZONEOUTS = {
-    "ESPnet": (lambda: Module(lstm=ZoneOutCell(cell=LSTM_CELL, zoneout_rate=0.1)), "lstm.cell.", True),
-    "by the class": (lambda: ZoneOutCell(cell=LSTM_CELL, z=0.1), "cell.", True),
-    "by a member": (lambda: Module(rnn=LSTM_CELL, zoneout_prob=(0.1, 0.1)), "rnn.", True),
-    "by a module": (lambda: Module(rnn=LSTM_CELL, Zoneout=Module()), "rnn.", True),
-    "of zero": (lambda: ZoneOutCell(cell=LSTM_CELL, zoneout_rate=0.0), "cell.", False),
-    "somewhere else": (lambda: Module(rnn=LSTM_CELL, other=Module(zoneout=0.1)), "rnn.", False),
-    "by a name": (lambda: torch_weights("decoder.zoneout_lstm.", ""), "decoder.zoneout_lstm.", True),
-    "by no name": (lambda: torch_weights("decoder.", ""), "decoder.", False),
-}
-
-
-@pytest.mark.parametrize("case", ZONEOUTS)
-def test_zoneout(case):
-    make, prefix, has_zoneout = ZONEOUTS[case]
-    expected = from_torch(torch_weights())
-    for options in ({}, {"prefix": prefix}):
-        if not has_zoneout:
-            assert_same(from_torch(make(), **options), expected)
-            continue
-        layer, message = warned(from_torch, make(), **options)
-        assert_same(layer, expected)
-        assert message.startswith(f"from_torch: the zoneout around '{prefix}' is not converted. It acts in inference")
-
-
 QUANTIZED = {
     "LSTM": "0._all_weight_values.0.param",
     "LSTMCell": "0._packed_weight_ih",
@@ -348,34 +317,3 @@ def test_to_torch_refused():
         convert.to_torch(Stack([rnn(g), rnn(g, inputs=H, activation="relu")]))
     with pytest.raises(ConversionError, match=r"the RNN has activation='elu', torch.nn.RNN has no such thing"):
         convert.to_torch(rnn(g, activation="elu"))
-
-
-# ------------------------------------------------------------------------------------------------------ PyTorch itself
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-def test_torch_itself(seed):
-    torch = pytest.importorskip("torch")
-    for name, (theirs, found) in generate_layers.torch_cases(seed=seed).items():
-        check_torch(found)
-        layer = convert.from_torch(theirs)
-        assert_same(layer, from_torch(theirs.state_dict()))
-        options = {"num_layers": theirs.num_layers, "bidirectional": theirs.bidirectional}
-        again = type(theirs)(I, H, dtype=torch.float64, **options)
-        again.load_state_dict({key: torch.from_numpy(value) for key, value in convert.to_torch(layer).items()})
-        with torch.no_grad():
-            y = again(torch.from_numpy(found["x"]))[0].numpy()
-        np.testing.assert_allclose(y, found["y"], rtol=0, atol=1e-14, err_msg=name)
-    for module in (
-        torch.nn.RNN(I, H, 2, nonlinearity="relu", bidirectional=True),
-        torch.nn.RNN(I, H),
-        torch.nn.LSTM(I, H, 2, proj_size=2, bidirectional=True),
-    ):
-        layer, x = convert.from_torch(module), rng().standard_normal((T, B, I)).astype(np.float32)
-        with torch.no_grad():
-            y = module(torch.from_numpy(x))[0].numpy()
-            module.load_state_dict({key: torch.from_numpy(a) for key, a in convert.to_torch(layer).items()})
-            again = module(torch.from_numpy(x))[0].numpy()
-        np.testing.assert_allclose(layer(x)[0], y, rtol=0, atol=2e-6)
-        np.testing.assert_allclose(again, y, rtol=0, atol=2e-6)
-    with pytest.raises(TypeError, match=r"weight_ih_l0 cannot be read as an array|dtype"):
-        convert.from_torch(torch.nn.LSTM(I, H, dtype=torch.bfloat16))

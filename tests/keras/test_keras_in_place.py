@@ -18,6 +18,11 @@ BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).standard_normal((4, 6, 3)).astype(np.float32)
 
 
+def replace(model):
+    """Replace layers of any size, with JAX, too."""
+    return blockcell.keras.replace(model, min_units=0)
+
+
 def small_model(layer=None):
     return keras.Sequential([keras.Input((6, 3)), layer or keras.layers.LSTM(5), keras.layers.Dense(2)])
 
@@ -43,7 +48,7 @@ def test_report_is_a_table():
             model.layers[0],
         ]
     )
-    report = blockcell.keras.replace(model)
+    report = replace(model)
     assert repr(report).splitlines() == [
         "replaced 2 layers:",
         "  backward_gru: GRU(5)",
@@ -58,7 +63,7 @@ def test_report_is_a_table():
 def test_restored_model_has_the_bits_from_before():
     model = small_model()
     before = predict(model)
-    blockcell.keras.replace(model)
+    replace(model)
     replaced = predict(model)
     np.testing.assert_allclose(replaced, before, rtol=0, atol=1e-6)
     blockcell.keras.restore(model)
@@ -68,13 +73,13 @@ def test_restored_model_has_the_bits_from_before():
 
 def test_replacing_twice_says_so():
     model = small_model()
-    blockcell.keras.replace(model)
-    assert [*blockcell.keras.replace(model).left.values()] == ["it is replaced already"]
+    replace(model)
+    assert [*replace(model).left.values()] == ["it is replaced already"]
 
 
 def test_new_weights_count():
     model = small_model()
-    blockcell.keras.replace(model)
+    replace(model)
     first = predict(model)
     model.set_weights([2 * weight for weight in model.get_weights()])
     twice = predict(model)
@@ -100,16 +105,25 @@ class Derived(keras.layers.LSTM):
 def test_layers_that_are_left(layer, reason):
     model = small_model(layer())
     before = predict(model)
-    report = blockcell.keras.replace(model)
+    report = replace(model)
     [told] = report.left.values()
     assert told.startswith(reason)
     assert not report.changed
     np.testing.assert_array_equal(predict(model), before)
 
 
+def test_small_layers_are_left():
+    model = small_model(keras.layers.LSTM(5, name="small"))
+    expected = {"small": "it has fewer units than min_units, 6"}
+    assert blockcell.keras.replace(model, min_units=6).left == expected
+    assert len(blockcell.keras.replace(model).changed) == (BACKEND != "jax")
+    with pytest.raises(TypeError, match=r"blockcell\.keras\.replace: min_units is '6'"):
+        blockcell.keras.replace(model, min_units="6")
+
+
 def test_layers_that_are_not_built_are_left():
     model = keras.Sequential([keras.layers.LSTM(3)])
-    assert [*blockcell.keras.replace(model).left.values()] == ["it is not built; call the model once"]
+    assert [*replace(model).left.values()] == ["it is not built; call the model once"]
 
 
 @pytest.mark.parametrize("model", [None, object(), np.zeros(3)])
@@ -121,7 +135,7 @@ def test_what_is_no_layer(model):
 
 def test_export_asks_for_restore(tmp_path):
     model = small_model()
-    blockcell.keras.replace(model)
+    replace(model)
     with pytest.raises(ValueError, match=r"call blockcell.keras.restore\(model\) before"):
         model.export(str(tmp_path / "model"))
 
@@ -131,7 +145,7 @@ def test_compiled_models_are_refused():
     model = small_model()
     model.compile(optimizer="sgd", loss="mse", jit_compile=True)
     with pytest.raises(ValueError, match=r"compiled with jit_compile=True.*; expected compile\(..., jit_compile=False"):
-        blockcell.keras.replace(model)
+        replace(model)
 
 
 @pytest.mark.skipif(BACKEND == "numpy", reason="numpy has no fit")
@@ -140,7 +154,7 @@ def test_a_model_that_was_trained_before_forgets_its_functions():
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
     y = np.zeros((4, 2), np.float32)
     model.fit(X, y, verbose=0)
-    report = blockcell.keras.replace(model)
+    report = replace(model)
     [loop] = [vars(layer)["inner_loop"] for layer in model._flatten_layers() if layer.name in report.changed]
     calls, compute = [], loop.compute
     loop.compute = lambda *arguments: calls.append(arguments) or compute(*arguments)
@@ -149,11 +163,29 @@ def test_a_model_that_was_trained_before_forgets_its_functions():
     assert len(calls) >= 2
 
 
+@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize("zero", [False, True])
+def test_masked_steps_before_the_first_other_step(sequences, zero):
+    """There JAX and numpy return the initial state, and others zeros: all of a row, and its first ones."""
+    layer = keras.layers.GRU(5, return_sequences=sequences, return_state=True, zero_output_for_mask=zero)
+    mask = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
+    h = np.random.default_rng(3).standard_normal((4, 5)).astype(np.float32)
+
+    def results():
+        tensors = layer(X, initial_state=[keras.ops.convert_to_tensor(h)], mask=keras.ops.convert_to_tensor(mask))
+        return [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in tensors]
+
+    expected = results()
+    replace(layer)
+    for result, of_keras in zip(results(), expected, strict=True):
+        np.testing.assert_allclose(result, of_keras, rtol=0, atol=1e-6)
+
+
 def test_a_model_in_a_model():
     inner = small_model(keras.layers.LSTM(5, name="inner_lstm"))
     model = keras.Sequential([keras.Input((6, 3)), keras.layers.TimeDistributed(keras.layers.Dense(3)), inner])
     before = predict(model)
-    assert [*blockcell.keras.replace(model).changed] == ["inner_lstm"]
+    assert [*replace(model).changed] == ["inner_lstm"]
     np.testing.assert_allclose(predict(model), before, rtol=0, atol=1e-6)
 
 
@@ -162,7 +194,7 @@ def test_two_threads():
     models = [small_model() for _ in range(2)]
     expected = [predict(model) for model in models]
     for model in models:
-        blockcell.keras.replace(model)
+        replace(model)
     results: list[list[np.ndarray]] = [[], []]
 
     def run(k):
@@ -184,14 +216,14 @@ def test_gradients_of_an_earlier_call():
     """Only the last tape is kept, until it is used: another call's gradient is computed from its own arguments."""
     rng, options = np.random.default_rng(1), {"reset_after": True}
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 15), (5, 15), (2, 15))]
-    calls = [(x, None, [rng.standard_normal((4, 5)).astype(np.float32)], weights) for x in (X, -X)]
+    calls = [[x, rng.standard_normal((4, 5)).astype(np.float32), *weights] for x in (X, -X)]
     d_results = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6, 5), (4, 5))]
     computation = Computation("GRU", options, weight_count=3, returns_sequences=True, zero_masked=False)
-    tokens = [int(computation.forward_with_token(*call, True)[0]) for call in calls]
+    tokens = [int(computation.forward_with_token(call, True)[0]) for call in calls]
     for token, call in zip(tokens, calls, strict=True):
         alone = Computation("GRU", options, weight_count=3, returns_sequences=True, zero_masked=False)
-        expected = alone.backward(alone.forward(*call, True)[1], d_results)
-        for grad, expected_grad in zip(computation.backward_of_token(token, *call, d_results), expected, strict=True):
+        expected = alone.backward(alone.forward(call, True)[1], d_results)
+        for grad, expected_grad in zip(computation.backward_of_token(token, call, d_results), expected, strict=True):
             np.testing.assert_array_equal(grad, expected_grad)
     assert computation._kept == (0, None)
 
@@ -201,7 +233,7 @@ def test_one_model_in_two_threads():
     model = small_model()
     xs = [X, -X[:3]]
     expected = [predict_all(model, x) for x in xs]
-    blockcell.keras.replace(model)
+    replace(model)
     results: list[list[np.ndarray]] = [[], []]
 
     def run(k):
@@ -215,3 +247,44 @@ def test_one_model_in_two_threads():
     for k in range(2):
         for result in results[k]:
             np.testing.assert_allclose(result, expected[k], rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="other backends compile nothing around a layer")
+def test_transformations_of_jax():
+    """Gradients under jit and vmap are those of each batch alone."""
+    import jax
+
+    model = small_model(keras.layers.GRU(5))
+    values = [variable.value for variable in model.trainable_variables]
+    seeds = [variable.value for variable in model.non_trainable_variables]
+
+    def loss(trainable, x):
+        y, _ = model.stateless_call(trainable, seeds, x, training=False)
+        return (y * y).sum()
+
+    xs = np.stack([X, -X])
+    expected = [jax.grad(loss)(values, x) for x in xs]
+    replace(model)
+    together = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(values, xs)
+    for k in range(2):
+        for grad, expected_grad in zip(together, expected[k], strict=True):
+            np.testing.assert_allclose(grad[k], expected_grad, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="only compiled programs outlive a layer")
+def test_errors_in_a_program_of_jax():
+    """An error in a call is one of the program, which says what to do; the process goes on."""
+    import jax
+
+    from blockcell.keras import xla_calls
+
+    model = small_model()
+    replace(model)
+    program = jax.jit(lambda x: model(x, training=False))
+    expected = np.asarray(program(X))
+    known = dict(xla_calls._computations)
+    xla_calls._computations.clear()
+    with pytest.raises((RuntimeError, ValueError), match="the layer that this program was compiled for is gone"):
+        np.asarray(program(X))
+    xla_calls._computations.update(known)
+    np.testing.assert_array_equal(np.asarray(program(X)), expected)

@@ -80,15 +80,6 @@ def float32_sample():
     return np.concatenate([patterns, nan, np.float32([np.inf, -np.inf]), thresholds(np.float32)])
 
 
-@at_every_level
-@of_both
-def test_float32(name, level):
-    x = float32_sample()
-    error = errors(name, x, activate(level, name, x))
-    worst = error.argmax()
-    assert error[worst] <= MOST_ULP, f"{error[worst]:.3f} ulp at {x[worst]!r}"
-
-
 @pytest.mark.slow
 @of_both
 def test_exhaustive(name, capsys):

@@ -5,15 +5,14 @@ import os
 
 import numpy as np
 import pytest
-from fresh import printed, python
+from fresh import printed
 
 import blockcell
 from blockcell import _cpu, _kernels, _threads
+from blockcell.optable import OPS
 
 LEVELS = _kernels.available_levels()
-LEVEL = "import blockcell; print(blockcell.build_info()['level'])"
 THREADS = "import blockcell; print(blockcell.get_num_threads())"
-CPUS = printed(THREADS, OMP_NUM_THREADS=None)
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +21,16 @@ def _default_threads():
     blockcell.set_num_threads(None)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_level_can_be_chosen(level):
-    assert printed(LEVEL, BLOCKCELL_LEVEL=level) == level
-
-
-@pytest.mark.parametrize("unset", [None, ""])
-def test_the_highest_level_is_the_default(unset):
-    assert printed(LEVEL, BLOCKCELL_LEVEL=unset) == LEVELS[-1]
+def test_every_level_can_be_chosen():
+    assert [_kernels._pick_level(level) for level in LEVELS] == list(LEVELS)
+    assert _kernels._pick_level(None) == _kernels._pick_level("") == LEVELS[-1]
+    assert printed("import blockcell; print(blockcell.build_info()['level'])", BLOCKCELL_LEVEL=LEVELS[0]) == LEVELS[0]
 
 
 @pytest.mark.parametrize("level", ["v9", "V3", "base,v3", " "])
 def test_unknown_level(level):
-    result = python("import blockcell", BLOCKCELL_LEVEL=level)
-    assert result.returncode != 0
-    assert f"ImportError: BLOCKCELL_LEVEL={level}: this build on this CPU can use {', '.join(LEVELS)}" in result.stderr
+    with pytest.raises(ImportError, match=f"^BLOCKCELL_LEVEL={level}: this build .* can use {', '.join(LEVELS)}$"):
+        _kernels._pick_level(level)
 
 
 def test_level_beyond_the_cpu(monkeypatch):
@@ -64,13 +58,10 @@ def test_nothing_built_for_this_cpu(monkeypatch):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_have_the_same_kernels(level):
-    kernels, requirements, layers = _kernels.load(level)
-    assert kernels.keys() == requirements.keys() == _kernels.KERNELS.keys()
-    assert layers.keys() == {"lstm", "gru", "gru_reset_after", "rnn", "dense"}
-    for by_dtype in kernels.values():
-        functions, engines = zip(*by_dtype, strict=True)
-        assert len({id(function) for function in functions}) == 3
-        assert engines[0] is engines[2] is not engines[1], "float16 is computed as float32"
+    engines = _kernels.load(level)
+    assert engines[0] is engines[2] is not engines[1], "float16 is computed as float32"
+    for op in OPS.values():
+        assert _kernels.bind(op, engines)
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch):
@@ -128,26 +119,30 @@ def test_more_threads_than_could_be_started():
     assert 1 <= _threads.num_threads(2**70) <= max(64, os.cpu_count())
 
 
-@pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: always one thread")
-@pytest.mark.parametrize(("variable", "threads"), [("3", "3"), (" 5 ", "5"), ("2,4", "2"), ("999999", None)])
-def test_omp_num_threads(variable, threads):
-    assert printed(THREADS, OMP_NUM_THREADS=variable) == (threads or str(_threads.num_threads(999999)))
+@pytest.mark.parametrize(("variable", "threads"), [("3", 3), (" 5 ", 5), ("2,4", 2), ("999999", 999999)])
+def test_omp_num_threads(variable, threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert _threads._threads_of_this_process() == threads
+    assert printed(THREADS, OMP_NUM_THREADS=variable) == str(_threads.num_threads(threads))
 
 
 @pytest.mark.parametrize("variable", ["", "0", "-2", "many", ",3", "1.5"])
-def test_malformed_omp_num_threads_is_ignored(variable):
-    assert printed(THREADS, OMP_NUM_THREADS=variable) == CPUS
+def test_malformed_omp_num_threads_is_ignored(variable, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cpus = _threads._threads_of_this_process()
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert _threads._threads_of_this_process() == cpus
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")
 def test_cpus_of_this_process():
     one_cpu = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
     assert printed(one_cpu + THREADS, OMP_NUM_THREADS=None) == "1"
-    assert 1 <= int(CPUS) <= len(os.sched_getaffinity(0))
+    assert 1 <= int(printed(THREADS, OMP_NUM_THREADS=None)) <= len(os.sched_getaffinity(0))
 
 
 def test_prefetching_as_asked():
-    prefetching = "import blockcell; print(blockcell.build_info()['prefetching'])"
-    settings = {"0": "False", "1": "True", "": "True", None: "True"}
-    assert {asked: printed(prefetching, BLOCKCELL_PREFETCH=asked) for asked in settings} == settings
-    assert "BLOCKCELL_PREFETCH is 'yes'; expected 0 or 1" in python("import blockcell", BLOCKCELL_PREFETCH="yes").stderr
+    assert [_cpu.prefetching(asked) for asked in ("0", "1", "", None)] == [False, True, True, True]
+    with pytest.raises(ImportError, match="BLOCKCELL_PREFETCH is 'yes'; expected 0 or 1"):
+        _cpu.prefetching("yes")
+    assert printed("import blockcell; print(blockcell.build_info()['prefetching'])", BLOCKCELL_PREFETCH="0") == "False"

@@ -87,19 +87,6 @@ def _incoming(op):
     return {"cs": "cs_grad", "h": "h_grad"} if "cs_grad" in names else {"h": "h_grad"}
 
 
-@pytest.mark.parametrize("op", ["GRUBlockCellGrad", "LSTMBlockCellGrad"])
-def test_pre_activations_are_the_biases_of_single_rows(op):
-    """d_r_bar_u_bar, d_c_bar and dicfo: with one row in the batch, a pre-activation's gradient is its bias's."""
-    inputs = arguments(op, {"B": 1}, dtype=np.float64, cell_clip=0.0)
-    cell, vjp = FORMULAS[op](**inputs)._asdict(), FORMULAS[VJP[op]](**inputs)._asdict()
-    pairs = {
-        "GRUBlockCellGrad": {"d_r_bar_u_bar": "d_b_ru", "d_c_bar": "d_b_c"},
-        "LSTMBlockCellGrad": {"dicfo": "b_grad"},
-    }
-    for bar, bias in pairs[op].items():
-        np.testing.assert_array_equal(cell[bar][0], vjp[bias])
-
-
 @pytest.mark.parametrize("op", ["LSTMBlockCellGrad", "lstm_block_cell_vjp", "BlockLSTMGrad", "BlockLSTMGradV2"])
 def test_clip_is_straight_through(op):
     """At the bound the true derivative to cs_prev is zero; TF's, and ours, is that of the cell without its clip."""

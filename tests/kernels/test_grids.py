@@ -9,31 +9,23 @@ from bits import GRIDS, same, threads_of_call, with_grid, with_machine
 from cases import arguments
 from fresh import printed
 from kernel_cases import DTYPES, LEVELS, run, sizes_of
+from layer_cases import STREAMED
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _kernels, _team
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell._threads import _quota, _threads_of_this_process
 from blockcell.optable import OPS
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
 I, H = 9, 70  # noqa: E741
-LAYERS = {
-    "LSTM": lambda dtype: LSTM.init(I, H, seed=1, dtype=dtype, use_peephole=True),
-    "projected LSTM": lambda dtype: LSTM.init(I, H, seed=1, proj_size=45, dtype=dtype),
-    "coupled LSTM": lambda dtype: LSTM.init(I, H, seed=1, coupled=True, dtype=dtype),
-    "GRU": lambda dtype: GRU.init(I, H, seed=1, dtype=dtype),
-    "GRU reset_after": lambda dtype: GRU.init(I, H, seed=1, reset_after=True, dtype=dtype),
-    "RNN": lambda dtype: RNN.init(I, H, seed=1, dtype=dtype),
-    "Dense": lambda dtype: Dense.init(I, H, seed=1, activation="softmax", dtype=dtype),
-}
 
 
 # ------------------------------------------------------------------------------------------------------------ same bits
 @pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", STREAMED)
 def test_all_grids_give_the_same_bits(name, dtype, set_num_threads):
     """Forward and back, with rows that end or start anew, also where groups or members have nothing to do."""
     rng = np.random.default_rng(0)
@@ -46,7 +38,7 @@ def test_all_grids_give_the_same_bits(name, dtype, set_num_threads):
         for options in marks:
             expected = None
             for grid in [(1, 1), *GRIDS[1:], (64, 1), (1, 64)]:
-                layer = LAYERS[name](dtype)
+                layer = STREAMED[name](I, H, dtype)
                 with with_grid(*grid):
                     y, last, tape = layer.forward(x, **options)
                     results = y, last, layer.backward(tape, np.ones_like(y))
@@ -65,18 +57,18 @@ def test_all_grids_of_ops_give_the_same_bits(name, dtype, level):
         expected = run(name, args, level, num_threads=1)
         for grid in GRIDS[1:]:
             with with_grid(*grid):
-                call = bind(OPS[name], *_kernels.load(level)[:2]).run
+                call = bind(OPS[name], _kernels.load(level)).run
                 assert same(run(name, args, num_threads=8, call=call), expected), (sizes, grid)
 
 
 @pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("scheme", ["float16", "int8"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", STREAMED)
 def test_all_grids_read_quantized_weights(name, scheme, set_num_threads):
     rng = np.random.default_rng(1)
     set_num_threads(64)
-    layer = LAYERS[name]("float32")
+    layer = STREAMED[name](I, H, "float32")
     for T, B in ((1, 5), (4, 30)):
         x, lengths = rng.standard_normal((T, B, I)).astype(np.float32), rng.integers(0, T + 1, B)
         with with_grid(1, 1):
@@ -90,10 +82,10 @@ def test_all_grids_read_quantized_weights(name, scheme, set_num_threads):
 @pytest.mark.parametrize("ready", range(1, 17))
 def test_fewer_threads_than_planned_make_a_smaller_grid(ready):
     """Of 4 x 4 on five threads there are four groups of one."""
-    layer, x = LAYERS["LSTM"]("float32"), np.ones((3, 9, I), np.float32)
+    layer, x = STREAMED["LSTM"](I, H, "float32"), np.ones((3, 9, I), np.float32)
     expected = layer(x)
     with with_grid(4, 4):
-        layer = LAYERS["LSTM"]("float32")
+        layer = STREAMED["LSTM"](I, H, "float32")
         layer(x)
         _team.set(ready, ready)
         try:

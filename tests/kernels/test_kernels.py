@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from functools import cache, wraps
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from cases import arguments, golden
 from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, compare_with_tensorflow, run, sizes_of
 
 from blockcell import _kernels
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import OPS, Attribute, Tensor, _inputs
+from blockcell.optable import OPS, STORAGE, Attribute, Tensor
 
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
@@ -138,7 +139,7 @@ def test_caches(name, dtype, level):
         expected = run(name, args, level, num_threads=1)
         for caches in CACHES[1:]:
             with with_machine(caches=caches):
-                call = bind(OPS[name], *_kernels.load(level)[:2]).run
+                call = bind(OPS[name], _kernels.load(level)).run
                 for threads in (1, 2):
                     results = run(name, args, num_threads=threads, call=call)
                     assert same(results, expected), (sizes, caches, threads)
@@ -222,8 +223,8 @@ def test_past_seq_len_max(name):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_scratch_is_enough(name, steps):
     """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
-    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
-    function, guard = kernels[op.kernel][0].function, 1 << 20
+    op, guard = OPS[name], 1 << 20
+    function = functions_of(op)["float"]
     k = [*inspect.signature(function).parameters].index("scratch")
 
     @wraps(function)
@@ -235,8 +236,7 @@ def test_scratch_is_enough(name, steps):
 
     for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
         with with_machine(caches=caches, groups=grid[0], members=grid[1]):
-            by_dtype = tuple(kernel._replace(function=guarded) for kernel in kernels[op.kernel])
-            call = bind(op, {op.kernel: by_dtype}, requirements).run
+            call = bind_to(op, dict.fromkeys(STORAGE.values(), guarded)).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
                 for threads in (1, 2, 3):
@@ -247,32 +247,21 @@ def test_scratch_is_enough(name, steps):
 @pytest.mark.parametrize("name", OPS)
 def test_call_within_a_call(name, dtype):
     """As of a finalizer, or of another thread where there is no GIL: neither sees the other's arrays."""
-    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     outer, inner = (arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype]) for sizes in [(3, 2, 4, 5), (2, 3, 20, 33)])
     expected, results = [run(name, outer), run(name, inner)], []
 
-    def size_of_scratch(*sizes):  # is asked between the arrays and the kernel
-        if not results:
-            results.append(None)
-            results[0] = run(name, inner, call=call)
-        return requirements[op.kernel](*sizes)
+    def asking(engine):
+        def requirements(*sizes):  # is asked between the arrays and the kernel
+            if not results:
+                results.append(None)
+                results[0] = run(name, inner, call=call)
+            return engine.requirements(*sizes)
 
-    call = bind(op, kernels, {op.kernel: size_of_scratch}).run
+        return SimpleNamespace(ENGINE=engine.ENGINE, requirements=requirements)
+
+    call = bind(OPS[name], tuple(map(asking, _kernels.ENGINES))).run
     assert same(run(name, outer, call=call), expected[0])
     assert same(results[0], expected[1])
-
-
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])
-def test_peepholes_unused(name):
-    args = arguments(name, sizes_of(3, 4, 5, 6), use_peephole=False)
-    expected = run(name, args)
-    for unused in (None, np.full(9, np.nan, np.float32)):
-        results = run(name, args | {"wci": unused, "wcf": unused, "wco": unused})
-        for tensor, result, reference in zip(OPS[name].outputs, results, expected, strict=True):
-            if tensor.peephole:
-                assert result.shape == (6 if unused is None else 9,) and not result.any()
-            else:
-                assert same([result], [reference])
 
 
 def test_clip_passes_nan_and_bounds_infinity():
@@ -284,6 +273,18 @@ def test_clip_passes_nan_and_bounds_infinity():
 
 
 # ------------------------------------------------------------------------------------------ the kernels' parameters
+def functions_of(op):
+    """The functions of an op's kernels, by the numbers that they take."""
+    return {storage: getattr(_kernels.compiled_ops, op.kernel)[storage] for storage in STORAGE.values()}
+
+
+def bind_to(op, functions, engines=None):
+    """A runner of an op with other functions for its kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_kernels.compiled_ops, op.kernel, functions)
+        return bind(op, engines)
+
+
 def with_parameters(names, function):
     """A kernel that takes these parameters, in this order, and hands them to `function` by name."""
 
@@ -298,13 +299,13 @@ def with_parameters(names, function):
 @pytest.mark.parametrize("name", OPS)
 def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
     """Attributes or tensors exchanged there arrive all the same."""
-    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    op, functions = OPS[name], functions_of(OPS[name])
     args = arguments(name, sizes_of(4, 3, 6, 5), dtype=DTYPES[dtype], seq_len_max=3, cell_clip=0.75, forget_bias=0.5)
     expected = run(name, args)
-    names = [*inspect.signature(kernels[op.kernel][0].function).parameters]
+    names = [*inspect.signature(functions["float"]).parameters]
     for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
-        moved = tuple(k._replace(function=with_parameters(order, k.function)) for k in kernels[op.kernel])
-        assert same(run(name, args, call=bind(op, {op.kernel: moved}, requirements).run), expected)
+        moved = {storage: with_parameters(order, function) for storage, function in functions.items()}
+        assert same(run(name, args, call=bind_to(op, moved).run), expected)
 
 
 CELL = OPS["LSTMBlockCell"]
@@ -326,8 +327,9 @@ MORE_NAMES += ["use_peephole", "cell_clip", "forget_bias", *(tensor.name for ten
 
 
 def bind_more(names, function):
-    kernel = _kernels.Kernel(with_parameters(names, function), None)
-    return bind(MORE, {MORE.kernel: (kernel,) * 3}, {MORE.kernel: lambda *sizes: (64, 1, 1)})
+    functions = dict.fromkeys(STORAGE.values(), with_parameters(names, function))
+    engine = SimpleNamespace(ENGINE=None, requirements=lambda *sizes: (64, 1, 1))
+    return bind_to(MORE, functions, (engine,) * 3)
 
 
 def test_what_is_new_in_the_table_reaches_the_kernel():
@@ -354,7 +356,7 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
 
 
 def test_weights_are_told_by_their_kind():
-    """Whatever they, and other inputs, are called; there is no tensor of an unknown kind."""
+    """Whatever they, and other inputs, are called."""
     others = [Tensor("beta", "B H", "state"), Tensor("weight", "B H", "saved"), Tensor("bar_grad", "B H", "gradient")]
     op = dataclasses.replace(CELL, inputs=(*MORE_WEIGHTS, *others, *CELL.inputs))
     assert op.weights == (*MORE_WEIGHTS, *CELL.weights)
@@ -363,8 +365,6 @@ def test_weights_are_told_by_their_kind():
         assert {tensor.kind for tensor in op.outputs} <= {"output", "peephole"}
     with pytest.raises(TypeError, match="kind"):
         Tensor("w", "I+H 4H")
-    with pytest.raises(AssertionError):
-        _inputs(matrices="w[I+H 4H]")
 
 
 @pytest.mark.parametrize("name", MORE_NAMES)

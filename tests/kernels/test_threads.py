@@ -5,18 +5,16 @@ import os
 import platform
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from bits import bits, on_threads, threads_of_call
 from cases import arguments
-from fresh import printed, python
+from fresh import python
 
 from blockcell import GRU, LSTM, RNN, _cpu, _team, raw_ops
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
-TASKS = Path("/proc/self/task")
 SIZES = {"T": 6, "B": 40, "I": 33, "H": 70}
 
 
@@ -106,26 +104,19 @@ def test_never_more_than_planned(set_num_threads):
     assert threads_of_call(_team.get()) == _team.get()
 
 
-CHANGES = """
-import os
-import numpy as np
-from blockcell import LSTM, set_num_threads
-
-set_num_threads(1)
-stream, x = LSTM.init(256, 256, seed=0).stream(64), np.ones((64, 256), np.float32)
-before = len(os.listdir("/proc/self/task"))
-stream.step(x)
-one = len(os.listdir("/proc/self/task"))
-set_num_threads(3)
-stream.step(x)
-print(one - before, len(os.listdir("/proc/self/task")) - before)
-"""
-
-
-@needs_openmp
-@pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc")
-def test_a_change_reaches_a_stream_that_exists():
-    assert printed(CHANGES) == "0 2"
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Only Linux moves a thread to a CPU at once")
+def test_each_thread_takes_a_cpu_of_its_own_while_there_are_any():
+    """Linux may wake both on one CPU, and leave them there."""
+    allowed = os.sched_getaffinity(0)
+    cpus = _team.take_cpus_for_tests(len(allowed))
+    assert sorted(cpus) == sorted(allowed)
+    assert os.sched_getaffinity(0) == allowed
+    try:
+        os.sched_setaffinity(0, {cpus[0]})
+        assert _team.take_cpus_for_tests(3) == [cpus[0]] * 3
+        assert os.sched_getaffinity(0) == {cpus[0]}
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 # ------------------------------------------------------------------------------------------------------------ awake
@@ -179,64 +170,3 @@ def test_all_threads_compute_as_the_calling_one_does(name, how, busy):
     assert one == several
     assert one != bits(usual), "nothing was subnormal or rounded: the test would show nothing"
     assert bits(op(**args, num_threads=3)) == bits(usual)
-
-
-# ------------------------------------------------------------------------------------------------------------ forks
-FORKED = """
-import os
-import signal
-import threading
-import numpy as np
-import blockcell
-from blockcell import GRU, LSTM
-
-blockcell.set_num_threads(2)
-stream, x = GRU.init(64, 256, seed=0).stream(16), np.ones((16, 64), np.float32)
-layer = LSTM.init(64, 64, seed=0)
-weights, running = layer.weights, True
-stream.step(x)
-
-def replace():
-    while running:
-        layer.set_weights(**weights)
-
-other = threading.Thread(target=replace)
-other.start()
-results = []
-for _ in range(10):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        stream.step(x)
-        layer.set_weights(**weights)
-        os._exit(0)
-    results.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-running = False
-other.join()
-print(*results)
-"""
-
-
-@needs_openmp
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_forked_children_step_and_take_weights():
-    assert printed("import warnings; warnings.simplefilter('ignore')\n" + FORKED) == " ".join(["0"] * 10)
-
-
-class Forgetful:
-    """An input that has the stream take new weights while it is converted."""
-
-    def __init__(self, stream, x):
-        self.stream, self.x = stream, x
-
-    def __array__(self, dtype=None, copy=None):
-        self.stream.layer.set_weights(**self.stream.layer.weights)
-        self.stream.refresh()
-        return self.x
-
-
-def test_inputs_may_run_any_code():
-    layer = LSTM.init(5, 7, seed=0)
-    stream, x = layer.stream(2), np.ones((2, 5), np.float32)
-    expected = layer(x[None])[0][0]
-    assert np.array_equal(stream.step(Forgetful(stream, x)), expected)

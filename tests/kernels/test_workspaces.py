@@ -73,7 +73,7 @@ def test_regions_of_a_workspace_do_not_overlap(name, scheme, grid):
         expected = expected.replace("x,", f"x, {codes},")
     with with_machine(groups=grid[0], members=grid[1]):
         sizes, options = (T, B, layer.input_size, layer.hidden_size), layer._kernel_options()
-        forward, backward = _kernels.LAYERS[layer._kernel]("workspace", sizes, 4, 0, format, False, options)
+        forward, backward = _kernels.plan_layer(layer._kernel, "workspace", sizes, 4, 0, format, False, options)
         assert [region[0] for region in forward] == expected.split(", ")
         assert [region[0] for region in backward] == (LSTM_BACKWARD if "lstm" in name else BACKWARD).split(", ")
         assert bool(forward[0][3]) == (grid[0] > 1)  # only rows of several groups need a gap

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 import re
 
@@ -66,22 +67,6 @@ def test_formulas(activation, dtype):
             assert result.dtype == dtype and result.shape == exact.shape
             error = error_in_eps(result, exact, float(np.finfo(dtype).eps))
             assert error <= BOUNDS[dtype], f"{name} is {error:.2f} eps off at {T, B, I, O}"
-
-
-@ALL
-def test_the_formula_of_the_gradient_is_the_derivative(activation):
-    layer = dense(3, 4, np.float64, activation)
-    x, d_y = draw_arguments(layer, 2, 5)
-    arrays = {"x": x, **layer.weights}
-    y = layer_formulas.dense(**arrays, activation=activation)
-    grads = layer_formulas.dense_grad(x=x, w=arrays["w"], y=y, d_y=d_y, activation=activation)
-    for (name, array), grad in zip(arrays.items(), grads, strict=True):
-        direction = rng("direction", name).standard_normal(array.shape)
-
-        def loss(value, name=name):
-            return (layer_formulas.dense(**arrays | {name: value}, activation=activation) * d_y).sum()
-
-        assert (grad * direction).sum() == pytest.approx(derivative(loss, array, direction), rel=1e-8), name
 
 
 @pytest.mark.usefixtures("level")
@@ -206,147 +191,10 @@ def test_last(case, dtype, seed):
 
 
 WITHOUT_STEPS = {
-    "lengths": lambda steps: {"lengths": 4 * steps},
-    "mask": lambda steps: {"mask": np.broadcast_to(steps, (4, len(steps)))},
-    "repeat": lambda steps: {"mask": np.broadcast_to(steps, (4, len(steps))), "masked": "repeat"},
+    "lengths": lambda T, steps: {"lengths": T * steps},
+    "mask": lambda T, steps: {"mask": np.broadcast_to(steps, (T, 5))},
+    "repeat": lambda T, steps: {"mask": np.broadcast_to(steps, (T, 5)), "masked": "repeat"},
 }
-
-
-@EVERY_DTYPE
-@ALL
-@pytest.mark.parametrize("form", WITHOUT_STEPS)
-@pytest.mark.parametrize("kind", ["forwards", "backwards", "both", "nested"])
-def test_rows_without_steps(kind, form, activation, dtype):
-    """As in Keras and ONNX, y is the activation of the bias, whatever the state, which stays. d_y adds to d_b alone."""
-    net, (x, state, d_y) = ends_net(kind, activation, dtype), ends_data(kind, dtype, 4)
-    steps = np.array([True, False, True, True, False])
-    x[:, ~steps] = np.nan
-    options = WITHOUT_STEPS[form](steps)
-    y, last, tape = net.forward(x, state, **options)
-    assert same((y, last), net(x, state, **options))
-    d_x, d_state, grads = net.backward(tape, d_y, last)
-    assert not d_x[:, ~steps].any()
-    for a, b in [(state, last), (last, d_state)]:
-        assert same([part[~steps] for part in leaves(a)], [part[~steps] for part in leaves(b)])
-
-    others, others_last, others_tape = net.forward(x[:, steps], like(state, lambda a: a[steps]))
-    assert same((y[steps], like(last, lambda a: a[steps])), (others, others_last))
-    expected = net.backward(others_tape, d_y[steps], others_last)[2]
-    expected["1.b"] = bias_alone(net, y, d_y, steps)
-    for name, grad in grads.items():
-        assert error_in_eps(grad, expected[name].astype(float), float(np.finfo(dtype).eps)) <= BOUNDS[dtype], name
-
-
-@EVERY_DTYPE
-@ALL
-def test_no_steps_of_any_row(activation, dtype):
-    """Of x without steps."""
-    net, (x, state, d_y) = ends_net("both", activation, dtype), ends_data("both", dtype, 0)
-    for options in ({}, {"batch_first": True}, {"lengths": np.zeros(5, int)}, {"mask": np.zeros((0, 5), bool)}):
-        turned = x.swapaxes(0, 1) if "batch_first" in options else x
-        y, last, tape = net.forward(turned, state, **options)
-        assert same((y, last), net(turned, state, **options)) and same(last, state)
-        d_x, d_state, grads = net.backward(tape, d_y, last)
-        assert d_x.shape == turned.shape and same(d_state, last)
-        d_b = bias_alone(net, y, d_y, np.zeros(5, bool))
-        assert error_in_eps(grads.pop("1.b"), d_b, float(np.finfo(dtype).eps)) <= BOUNDS[dtype]
-        assert not any(grad.any() for grad in grads.values())
-
-
-HEADS = {  # of several layers, for x of 3 numbers
-    "two": lambda d: [gru(3, 4, d), dense(4, 5, d, "relu"), dense(5, 2, d, last=True)],
-    "nested": lambda d: [
-        lstm(3, 4, d),
-        Stack([dense(4, 3, d, "tanh"), Stack([dense(3, 5, d, "softmax"), dense(5, 2, d, "sigmoid", last=True)])]),
-    ],
-    "both": lambda d: [
-        Bidirectional(*(Stack([gru(3, 4, d, seed), dense(4, 2, d, "relu", seed)]) for seed in (1, 2))),
-        dense(4, 2, d, last=True),
-    ],
-    "beside a cell": lambda d: [
-        dense(3, 3, d, "tanh"),
-        Bidirectional(dense(3, 2, d, "relu"), gru(3, 2, d)),
-        dense(4, 2, d, last=True),
-    ],
-    "no cells": lambda d: [dense(3, 4, d, "sigmoid"), dense(4, 2, d, last=True)],
-    "below a cell": lambda d: [dense(3, 4, d, "relu"), lstm(4, 3, d), dense(3, 2, d, "tanh", last=True)],
-}
-
-
-def of_no_steps(layer, row):
-    """By the formulas, what a layer makes of a row without steps, where the layers below make this of it."""
-    if isinstance(layer, Stack):
-        return functools.reduce(lambda row, part: of_no_steps(part, row), layer.layers, row)
-    if isinstance(layer, Bidirectional):
-        return np.concatenate([of_no_steps(layer.fw, row), of_no_steps(layer.bw, row)])
-    if isinstance(layer, Dense):
-        return layer_formulas.dense(x=row, **layer.weights, activation=layer.activation)
-    return np.zeros(layer.output_size)
-
-
-@EVERY_DTYPE
-@pytest.mark.parametrize("head", HEADS)
-def test_rows_without_steps_of_several_dense_layers(head, dtype):
-    """Cells give zeros, and every dense layer above them takes part, forward and backward."""
-    T, B, steps = 4, 5, np.array([True, False, True, True, False])
-    net, g = Stack(HEADS[head](dtype)), rng("several", head)
-    x, d_y = g.uniform(-1, 1, (T, B, 3)).astype(dtype), g.standard_normal((B, 2)).astype(dtype)
-    x[:, ~steps] = np.nan
-    for form in WITHOUT_STEPS.values():
-        options = form(steps)
-        y, last, tape = net.forward(x, **options)
-        assert same((y, last), net(x, **options)) and same(y[steps], net(x[:, steps])[0])
-        exact = of_no_steps(net, np.zeros(3))
-        assert all(error_in_eps(row, exact, float(np.finfo(dtype).eps)) <= BOUNDS[dtype] for row in y[~steps])
-        assert same(y[~steps], net(x[:0, ~steps])[0])
-        d_x, _, grads = net.backward(tape, d_y)
-        assert not d_x[:, ~steps].any() and d_x[:, steps].any()
-        for name, weight in net.weights.items() if dtype == "float64" else ():
-            direction = rng("direction", name).standard_normal(weight.shape)
-
-            def loss(value, name=name, options=options):
-                changed = copy.copy(net)
-                changed.set_weights(**{name: value})
-                return (changed(x, **options)[0] * d_y).sum()
-
-            expected = derivative(loss, weight, direction)
-            assert (grads[name] * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), name
-
-
-@pytest.mark.parametrize("scheme", ["float16", "int8"])
-@pytest.mark.parametrize("head", ["two", "no cells", "below a cell"])
-def test_rows_without_steps_of_quantized_layers(head, scheme):
-    """They have the bits of the dense layers one after the other."""
-    net = Stack(HEADS[head]("float32"))
-    x, lengths = rng("quantized", head).uniform(-1, 1, (4, 5, 3)).astype(np.float32), np.array([4, 0, 3, 1, 0])
-    row = np.zeros((1, 1, {"below a cell": 3, "two": 4}.get(head, 3)), np.float32)
-    for layer in net.layers[{"two": 1, "no cells": 0, "below a cell": 2}[head] :]:
-        row = Dense(**layer.weights, activation=layer.activation).quantize(scheme)(row)[0]
-    y = net.quantize(scheme)(x, lengths=lengths)[0]
-    assert same(y[lengths == 0], np.repeat(row[0], 2, axis=0))
-    assert same(y[lengths > 0], net.quantize(scheme)(x[:, lengths > 0], lengths=lengths[lengths > 0])[0])
-
-
-def ends_net(kind, activation, dtype):
-    """A stack with a dense layer on the last outputs of each direction."""
-    under, backwards = below(kind, dtype)
-    return Stack([under, Dense(*dense(len(backwards), 3, dtype, activation).weights.values(), activation, last="ends")])
-
-
-def ends_data(kind, dtype, T):
-    """x of so many steps, a state and d_y of five rows."""
-    net, g = ends_net(kind, None, dtype), rng("without steps", kind)
-    x, d_y = g.uniform(-1, 1, (T, 5, 3)).astype(dtype), g.standard_normal((5, 3)).astype(dtype)
-    return x, like(net(np.ones((1, 5, 3), dtype))[1], lambda a: g.uniform(-1, 1, a.shape).astype(dtype)), d_y
-
-
-def bias_alone(net, y, d_y, steps):
-    """Compare y of the rows without steps with the activation of the bias, and return d_b, both by the formulas."""
-    w, b = (net.weights[name] for name in ("1.w", "1.b"))
-    head, rows = net.layers[1], np.zeros((5, len(w)))
-    exact = layer_formulas.dense(x=rows[~steps], w=w, b=b, activation=head.activation)
-    assert error_in_eps(y[~steps], exact, float(np.finfo(y.dtype).eps)) <= BOUNDS[y.dtype.name]
-    return layer_formulas.dense_grad(x=rows, w=w, y=y, d_y=d_y, activation=head.activation)[2]
 
 
 def below(kind, dtype):
@@ -369,6 +217,93 @@ def below(kind, dtype):
             np.array([0, 0, 1, 1, 1, 1, 0, 0], bool),
         ),
     }[kind]
+
+
+HEADS = {  # of several layers, for x of 3 numbers
+    "two": lambda d: [gru(3, 4, d), dense(4, 5, d, "relu"), dense(5, 2, d, last=True)],
+    "nested": lambda d: [
+        lstm(3, 4, d),
+        Stack([dense(4, 3, d, "tanh"), Stack([dense(3, 5, d, "softmax"), dense(5, 2, d, "sigmoid", last=True)])]),
+    ],
+    "both": lambda d: [
+        Bidirectional(*(Stack([gru(3, 4, d, seed), dense(4, 2, d, "relu", seed)]) for seed in (1, 2))),
+        dense(4, 2, d, last=True),
+    ],
+    "beside a cell": lambda d: [
+        dense(3, 3, d, "tanh"),
+        Bidirectional(dense(3, 2, d, "relu"), gru(3, 2, d)),
+        dense(4, 2, d, last=True),
+    ],
+    "no cells": lambda d: [dense(3, 4, d, "sigmoid"), dense(4, 2, d, last=True)],
+    "below a cell": lambda d: [dense(3, 4, d, "relu"), lstm(4, 3, d), dense(3, 2, d, "tanh", last=True)],
+}
+ENDS = {
+    f"{kind}, {activation}": lambda d, kind=kind, activation=activation: [
+        below(kind, d)[0],
+        dense(6, 2, d, activation, last="ends"),
+    ]
+    for kind in ("forwards", "backwards", "both", "nested")
+    for activation in ACTIVATIONS
+}
+
+
+def of_no_steps(layer, row):
+    """By the formulas, what a layer makes of a row without steps, where the layers below make this of it."""
+    if isinstance(layer, Stack):
+        return functools.reduce(lambda row, part: of_no_steps(part, row), layer.layers, row)
+    if isinstance(layer, Bidirectional):
+        return np.concatenate([of_no_steps(layer.fw, row), of_no_steps(layer.bw, row)])
+    if isinstance(layer, Dense):
+        return layer_formulas.dense(x=row, **layer.weights, activation=layer.activation)
+    return np.zeros(layer.output_size)
+
+
+@EVERY_DTYPE
+@pytest.mark.parametrize("head", HEADS | ENDS)
+def test_rows_without_steps(head, dtype):
+    """As in Keras and ONNX, cells give zeros, whatever the state, which stays; and every dense layer above them takes
+    part, forward and backward. Also where no row has a step, or x has none."""
+    net, g = Stack((HEADS | ENDS)[head](dtype)), rng("several", head)
+    state = like(net(np.ones((1, 5, 3), dtype))[1], lambda a: g.uniform(-1, 1, a.shape).astype(dtype))
+    x, d_y = g.uniform(-1, 1, (4, 5, 3)).astype(dtype), g.standard_normal((5, 2)).astype(dtype)
+    some, none = np.array([True, False, True, True, False]), np.zeros(5, bool)
+    for form, (T, steps) in itertools.product(WITHOUT_STEPS.values(), [(4, some), (4, none), (0, none)]):
+        x_read, options = np.where(steps[:, None], x, np.nan).astype(dtype)[:T], form(T, steps)
+        y, last, tape = net.forward(x_read, state, **options)
+        assert same((y, last), net(x_read, state, **options))
+        first = like(state, lambda a, steps=steps: a[steps])
+        assert same((y[steps], like(last, lambda a, steps=steps: a[steps])), net(x[:T, steps], first))
+        exact = of_no_steps(net, np.zeros(3))
+        assert all(error_in_eps(row, exact, float(np.finfo(dtype).eps)) <= BOUNDS[dtype] for row in y[~steps])
+        d_x, d_state, grads = net.backward(tape, d_y, last)
+        assert not d_x[:, ~steps].any() and d_x[:, steps].any() == steps.any()
+        for a, b in [(state, last), (last, d_state)]:
+            assert same([part[~steps] for part in leaves(a)], [part[~steps] for part in leaves(b)])
+        for name, weight in net.weights.items() if dtype == "float64" else ():
+            direction = rng("direction", name).standard_normal(weight.shape)
+
+            def loss(value, name=name, x=x_read, options=options, last=last):
+                changed = copy.copy(net)
+                changed.set_weights(**{name: value})
+                y, end = changed(x, state, **options)
+                return (y * d_y).sum() + sum((a * d).sum() for a, d in zip(leaves(end), leaves(last), strict=True))
+
+            expected = derivative(loss, weight, direction)
+            assert (grads[name] * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), name
+
+
+@pytest.mark.parametrize("scheme", ["float16", "int8"])
+@pytest.mark.parametrize("head", ["two", "no cells", "below a cell"])
+def test_rows_without_steps_of_quantized_layers(head, scheme):
+    """They have the bits of the dense layers one after the other."""
+    net = Stack(HEADS[head]("float32"))
+    x, lengths = rng("quantized", head).uniform(-1, 1, (4, 5, 3)).astype(np.float32), np.array([4, 0, 3, 1, 0])
+    row = np.zeros((1, 1, {"below a cell": 3, "two": 4}.get(head, 3)), np.float32)
+    for layer in net.layers[{"two": 1, "no cells": 0, "below a cell": 2}[head] :]:
+        row = Dense(**layer.weights, activation=layer.activation).quantize(scheme)(row)[0]
+    y = net.quantize(scheme)(x, lengths=lengths)[0]
+    assert same(y[lengths == 0], np.repeat(row[0], 2, axis=0))
+    assert same(y[lengths > 0], net.quantize(scheme)(x[:, lengths > 0], lengths=lengths[lengths > 0])[0])
 
 
 @EVERY_DTYPE
@@ -456,14 +391,6 @@ def test_a_part_of_a_stack_that_is_called_alone(head, dtype):
         assert y.ndim == 2 or not (y[:, 1].any() or y[2:, 2].any())
 
 
-def test_nested_at_the_end():
-    head = dense(6, 2, np.float32, last=True)
-    net, flat = Stack([lstm(3, 6, np.float32), Stack([head])]), Stack([lstm(3, 6, np.float32), head])
-    x = rng("nested").uniform(-1, 1, (4, 3, 3)).astype(np.float32)
-    assert same(net(x, lengths=[4, 0, 2])[0], flat(x, lengths=[4, 0, 2])[0])
-    assert same(copy.copy(net)(x)[0], flat(x)[0]) and same(pickle.loads(pickle.dumps(net))(x)[0], flat(x)[0])
-
-
 @pytest.mark.parametrize("T, B, I, O", [(0, 2, 3, 4), (3, 0, 3, 4), (3, 2, 0, 4), (3, 2, 3, 0), (0, 0, 0, 0)])
 @EVERY_DTYPE
 @pytest.mark.parametrize("last", [False, True])
@@ -516,8 +443,8 @@ LOWER = LSTM.init(2, 3, seed=0)
     [
         (
             lambda: Dense(8, 16),
-            TypeError,
-            "Dense: w is 8; expected an array of shape (I, O); for new weights: Dense.init(8, 16)",
+            ValueError,
+            "Dense: w has shape (); expected (I, O), rank 2; Dense.init makes new weights of given sizes",
         ),
         (lambda: Dense(W, None), TypeError, "Dense: b is None; expected an array of shape (O,)"),
         (lambda: Dense(W[0], B), ValueError, "Dense: w has shape (4,); expected (I, O), rank 2"),

@@ -31,7 +31,7 @@ from blockcell import files
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Quantized, Stack
 from blockcell.layers.loading import read_any
 from blockcell.optable import SCHEMES
-from blockcell.quantization import arrays_of_file, dequantize_matrix, quantize_matrix
+from blockcell.quantization import dequantize_matrix, quantize_matrix
 
 FORMATS = [".npz", ".safetensors"]
 
@@ -95,8 +95,8 @@ def test_round_trip_of_quantized_layers(name, scheme, suffix, tmp_path):
     for source in (path, io.BytesIO(path.read_bytes())):
         again = Quantized.load(source)
         assert repr(again) == repr(expected)
-        for key, matrix in expected._matrices().items():
-            assert same(again._matrices()[key], matrix)
+        for key, array in expected._arrays_of_file().items():
+            assert same([again._arrays_of_file()[key]], [array])
         for key, value in expected.dequantize().weights.items():
             np.testing.assert_array_equal(again.dequantize().weights[key].view(np.uint8), value.view(np.uint8))
         again.save(tmp_path / f"b{suffix}")
@@ -530,7 +530,7 @@ GRU_ARRAYS = [  # in place of those that a GRU has
 DENSE_CASES = [  # attributes of the layer, arrays in place of those that it has
     *(
         ({"activation": value}, {}, f"its Dense has activation {shown}")
-        for value, shown in [("gelu", "'gelu'; expected one of null, \"sigmoid\""), (1, "1"), ([], "of type list")]
+        for value, shown in [("gelu", "'gelu'; expected null or \"sigmoid\""), (1, "1"), ([], "of type list")]
     ),
     *(
         ({"last": value}, {}, f"its Dense has last {shown}")
@@ -566,7 +566,15 @@ def test_other_content(text, weights, message, suffix, tmp_path):
     refused(path, message)
 
 
-STORED = arrays_of_file(DENSE_WEIGHTS, {"w": quantize_matrix(DENSE_WEIGHTS["w"], "int8")})
+def stored(weights, scheme):
+    """The arrays that a file has of a Dense, in their order."""
+    if scheme is None:
+        return dict(weights)
+    codes, scale = quantize_matrix(weights["w"], scheme)
+    return {"w": codes, **({} if scale is None else {"w.scale": scale}), "b": weights["b"]}
+
+
+STORED = stored(DENSE_WEIGHTS, "int8")
 CODES = quantize_matrix(DENSE_WEIGHTS["w"], "float16").codes
 
 
@@ -628,28 +636,17 @@ def test_other_codes_and_scales(scheme, arrays, message, suffix, tmp_path):
     refused(path, message)
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_truncated(suffix, tmp_path):
-    path = tmp_path / f"a{suffix}"
-    LAYERS["LSTM and GRU"]().save(path)
-    content = path.read_bytes()
-    for length in [*range(0, len(content), 97), len(content) - 1]:
-        path.write_bytes(content[:length])
-        refused(path)
-
-
 @pytest.mark.parametrize("change", [np.asfortranarray, lambda array: array.astype(array.dtype.newbyteorder())])
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
 def test_arrays_as_others_store_them(scheme, change, tmp_path):
     """In another order of bytes or numbers, without a checksum, and with one, which is of the numbers."""
     layer, path = LAYERS["dense alone"](), tmp_path / "a.npz"
-    matrices = {"w": quantize_matrix(layer.weights["w"], scheme)} if scheme else {}
-    arrays = arrays_of_file(layer.weights, matrices)
+    arrays = stored(layer.weights, scheme)
     for sha256 in ({}, {"sha256": files.checksum(DENSE, arrays)}):
         text = of(DENSE, **sha256, **({"version": 2, "quantization": scheme} if scheme else {}))
         write(path, json.dumps(text), {name: change(array) for name, array in arrays.items()})
         again = Quantized.load(path).dequantize() if scheme else blockcell.load(path)
-        w = dequantize_matrix(matrices["w"]) if scheme else layer.weights["w"]
+        w = dequantize_matrix(quantize_matrix(layer.weights["w"], scheme)) if scheme else layer.weights["w"]
         np.testing.assert_array_equal(again.weights["w"], w)
         np.testing.assert_array_equal(again.weights["b"], layer.weights["b"])
 
@@ -662,32 +659,6 @@ def test_files_without_a_checksum(suffix, tmp_path):
     again = blockcell.load(path)
     for name, value in layer.weights.items():
         np.testing.assert_array_equal(again.weights[name], value)
-
-
-@pytest.mark.parametrize("scheme", [None, *SCHEMES])
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_damaged(suffix, scheme, tmp_path):
-    """Other bits are another layer, or none, and so are refused; but for those that say nothing."""
-    layer, path = LAYERS["LSTM and GRU"](), tmp_path / f"a{suffix}"
-    layer = layer.quantize(scheme) if scheme else layer
-    layer.save(path)
-    read = Quantized.load if scheme else blockcell.load
-    content, g, refused = path.read_bytes(), np.random.default_rng(0), 0
-    for _ in range(300):
-        damaged = bytearray(content)
-        damaged[g.integers(len(content))] ^= 1 << g.integers(8)
-        path.write_bytes(damaged)
-        try:
-            again = read(path)
-        except ValueError as error:
-            assert f"a{suffix} cannot be read as a layer" in str(error)
-            refused += 1
-        else:
-            assert repr(again) == repr(layer)
-            for name, value in layer._arrays_of_file().items():
-                np.testing.assert_array_equal(again._arrays_of_file()[name], value)
-    print(f"{suffix}, {scheme}: {refused} of 300 refused")
-    assert refused > 150
 
 
 def entry(name, content, **changed):

@@ -15,7 +15,7 @@ from kernel_cases import BOUNDS, DTYPES
 from layer_cases import gru, lstm, reset_after, rnn
 
 from blockcell import GRU, LSTM, RNN, ops
-from blockcell.activations import PARAMETERS, WITHOUT_GRADIENT
+from blockcell.activations import PARAMETERS
 from blockcell.formulas import FORMULAS, error_in_eps
 
 ALL = [*PARAMETERS, ("leaky_relu", 0.01), ("elu", 0.5), ("hard_sigmoid", 0.2, 0.5)]
@@ -113,10 +113,6 @@ def test_what_a_layer_has():
     ("value", "error", "message"),
     [
         ("swich", ValueError, "activation is 'swich'; expected one of tanh, sigmoid, relu, leaky_relu, elu, selu, "),
-        *[
-            (name, ValueError, f"activation is {name!r}, and its gradient does not follow from its value")
-            for name in WITHOUT_GRADIENT
-        ],
         (("relu", 0.1), ValueError, "activation has 1 parameters for relu; expected none"),
         (("elu", 1, 2), ValueError, "activation has 2 parameters for elu; expected alpha"),
         (("leaky_relu", 0), ValueError, "activation has the negative_slope 0; expected a finite number above 0"),

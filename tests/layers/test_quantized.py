@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -136,23 +134,6 @@ def test_what_is_held(scheme):
         assert all(array.ndim == 1 for array in weights.arrays.values())
         for name, matrix in cell._matrices(weights).items():
             assert same(matrix, quantize_matrix(layer.weights[prefix + name], scheme))
-
-
-@pytest.mark.usefixtures("level")
-@every_scheme
-def test_several_threads_call_one(scheme):
-    layer = LAYERS["stack with dense"](40, 48, F32)
-    x, state, lengths, reset = draw(layer, 7, 5)
-    quantized = layer.quantize(scheme)
-    calls = [
-        partial(quantized, x),
-        partial(quantized, x, state, lengths=lengths, reset=reset),
-        partial(quantized, x[:, :1]),
-    ]
-    expected = [call() for call in calls]
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(calls[k % 3]) for k in range(60)]
-        assert all(same(future.result(), expected[k % 3]) for k, future in enumerate(futures))
 
 
 @pytest.mark.usefixtures("level")

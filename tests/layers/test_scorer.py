@@ -10,9 +10,9 @@ from itertools import count, islice, pairwise
 
 import numpy as np
 import pytest
-from bits import bits, on_threads, same
+from bits import bits, same
 from cases import rng
-from fresh import on_terminal, printed, python
+from fresh import printed
 from kernel_cases import DTYPES
 from layer_cases import LAYERS
 from scoring import alone, score_there
@@ -203,10 +203,10 @@ def test_a_column_is_not_copied():
     [
         ([[1.0], [2.0]], "list<float>", TypeError, "a column of list<.*float>; expected lists of lists of numbers"),
         ([1.0], "float", TypeError, "a column of float; expected lists of lists of numbers"),
-        ([[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "list<list<float>>", ValueError, r"\[1\] has a step .* not of 2 numbers"),
-        ([[[1.0, 2.0]], None], "list<list<float>>", ValueError, r"sequences\[1\] has a null"),
-        ([[[1.0, 2.0]], [[1.0, 2.0], None]], "list<list<float>>", ValueError, r"sequences\[1\] has a null"),
-        ([[[1.0, 2.0]] * 2, [[1.0, None]]], "list<list<float>>", ValueError, r"sequences\[1\] has a null"),
+        ([[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "list<list<float>>", ValueError, "sequences has a step .* not of 2"),
+        ([[[1.0, 2.0]], None], "list<list<float>>", ValueError, "sequences has a null"),
+        ([[[1.0, 2.0]], [[1.0, 2.0], None]], "list<list<float>>", ValueError, "sequences has a null"),
+        ([[[1.0, 2.0]] * 2, [[1.0, None]]], "list<list<float>>", ValueError, "sequences has a null"),
         ([[[1.0, 2.0]], []], "list<list<float>>", ValueError, r"sequences\[1\] has no steps"),
         ([[[1.0, 2.0]]], "list<list<double>>", TypeError, r"sequences\[0\] has dtype float64; expected float32"),
     ],
@@ -219,7 +219,7 @@ def test_columns_that_are_refused(rows, kind, error, message):
     score = Scorer(GRU.init(2, 3, seed=1))
     with pytest.raises(error, match=message):
         score(pyarrow.array(rows, value))
-    if "[1]" in message:  # in a second chunk, too
+    if error is ValueError:  # in a second chunk, too
         with pytest.raises(error, match=message):
             score(pyarrow.chunked_array([pyarrow.array(rows[:1], value), pyarrow.array(rows[1:], value)]))
 
@@ -453,42 +453,6 @@ print(running() > before, blockcell.get_num_threads())
         pytest.skip("threads cannot be counted, or there are none")
     for process, option, more in [(2, "", False), (1, ", num_threads=2", True), (2, ", num_threads=None", True)]:
         assert printed(code.format(process=process, option=option)) == f"{more} {process}"
-
-
-def test_several_threads_at_once():
-    layer = Stack([LSTM.init(5, 30, seed=1), GRU.init(30, 10, seed=2)])
-    g = rng("at once")
-    batches = [sequences(g, layer, 40) for _ in range(4)]
-    scorers = [
-        Scorer(layer, batch=batch, num_threads=threads) for batch, threads in [(8, 1), (16, 2), (3, 3), (64, None)]
-    ]
-    expected = [scorers[0](xs) for xs in batches]
-    with on_threads(2), ThreadPoolExecutor(4) as pool:
-        work = [(score, k) for score in scorers for k in range(4)] * 3
-        results = list(pool.map(lambda pair: pair[0](batches[pair[1]]), work))
-    assert all(same(result, expected[k]) for result, (_, k) in zip(results, work, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------------------- progress
-SCORE = """
-import numpy as np
-from blockcell import GRU, Scorer, scorer
-scorer.PATIENCE = {patience}
-list(Scorer(GRU.init(2, 3, seed=1))({given}))
-"""
-ALL, ANY = "[np.ones((3, 2), np.float32)] * 100", "(np.ones((3, 2), np.float32) for _ in range(100))"
-
-
-def test_progress():
-    pytest.importorskip("rich")
-    shown = on_terminal(SCORE.format(patience=0, given=ALL))
-    assert "steps scored" in shown and "100%" in shown
-    assert "steps scored 300" in on_terminal(SCORE.format(patience=0, given=ANY))
-    assert on_terminal(SCORE.format(patience=60, given=ALL)) == ""
-    result = python(SCORE.format(patience=0, given=ALL))
-    assert result.returncode == 0 and not result.stdout and not result.stderr
-    threaded = "import threading\ndef main():" + SCORE.format(patience=0, given=ALL).replace("\n", "\n    ")
-    assert on_terminal(f"{threaded}\nthread = threading.Thread(target=main); thread.start(); thread.join()") == ""
 
 
 def test_repr(saved):

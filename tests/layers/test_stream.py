@@ -10,29 +10,14 @@ import numpy as np
 import pytest
 import traced
 from bits import same
+from layer_cases import STREAMED
 from traced import MALLINFO, in_use, peak_beside
 
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
+from blockcell import GRU, LSTM, Bidirectional, Stack
 
 T, B, I, H = 40, 3, 5, 19  # noqa: E741
-LAYERS = {
-    "LSTM": lambda dtype: LSTM.init(I, H, seed=1, dtype=dtype, use_peephole=True, cell_clip=0.5),
-    "projected LSTM": lambda dtype: LSTM.init(I, 33, seed=1, dtype=dtype, proj_size=H, proj_clip=0.1),
-    "coupled LSTM": lambda dtype: LSTM.init(I, 40, seed=1, dtype=dtype, use_peephole=True, proj_size=H, coupled=True),
-    "GRU": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype),
-    "RNN": lambda dtype: RNN.init(I, H, seed=2, dtype=dtype, activation="hard_sigmoid"),
-    "Stack": lambda dtype: Stack([LSTM.init(I, 33, seed=3, dtype=dtype), GRU.init(33, H, seed=4, dtype=dtype)]),
-    "Dense": lambda dtype: Dense.init(I, H, seed=5, dtype=dtype, activation="tanh"),
-    "Stack with Dense": lambda dtype: Stack(
-        [
-            Dense.init(I, 7, seed=6, dtype=dtype, activation="relu"),
-            GRU.init(7, 33, seed=7, dtype=dtype),
-            Dense.init(33, H, seed=8, dtype=dtype, activation="softmax"),
-        ]
-    ),
-}
 DTYPES = [np.float32, np.float64, np.float16]
-every_layer = pytest.mark.parametrize("name", LAYERS)
+every_layer = pytest.mark.parametrize("name", STREAMED)
 
 
 def inputs(dtype=np.float32, steps=T):
@@ -42,7 +27,7 @@ def inputs(dtype=np.float32, steps=T):
 @pytest.mark.parametrize("dtype", DTYPES)
 @every_layer
 def test_same_bits_as_one_call(name, dtype):
-    layer, x = LAYERS[name](dtype), inputs(dtype)
+    layer, x = STREAMED[name](I, H, dtype), inputs(dtype)
     y, last = layer(x)
     steps, blocks = layer.stream(B), layer.stream(B)
     out = np.empty((B, H), dtype)
@@ -102,7 +87,7 @@ def test_what_is_kept_is_noticed(keep):
 
 @every_layer
 def test_out_allocates_nothing(name):
-    stream, x, out = LAYERS[name](np.float32).stream(B), inputs(), np.empty((B, H), np.float32)
+    stream, x, out = STREAMED[name](I, H, np.float32).stream(B), inputs(), np.empty((B, H), np.float32)
     rows = list(x)
     for row in rows:
         stream.step(row, out=out)
@@ -111,7 +96,7 @@ def test_out_allocates_nothing(name):
 
 
 def test_errors():
-    layer, x = LAYERS["LSTM"](np.float32), inputs()
+    layer, x = STREAMED["LSTM"](I, H, np.float32), inputs()
     stream, out = layer.stream(B), np.empty((B, H), np.float32)
     before = stream.state
     with pytest.raises(ValueError, match=r"x has shape \(2, 5\).*\(3, 5\)"):
@@ -151,10 +136,11 @@ def test_errors():
 
 
 def test_a_state_that_does_not_fit_a_stack_changes_nothing():
-    stream = LAYERS["Stack"](np.float32).stream(B)
+    layer = Stack([LSTM.init(I, 33, seed=3), GRU.init(33, H, seed=4)])
+    stream = layer.stream(B)
     stream.run(inputs())
     before = stream.state
-    other = LAYERS["Stack"](np.float32).stream(B).state
+    other = layer.stream(B).state
     for value, error, message in (
         (1, TypeError, r"Stack.stream: state is 1; expected \(0, 1\) or None"),
         (other[:1], ValueError, r"Stack.stream: state has 1 parts; expected \(0, 1\)"),

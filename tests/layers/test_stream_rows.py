@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import pickle
 import tracemalloc
@@ -11,28 +10,13 @@ from functools import partial
 import numpy as np
 import pytest
 from bits import leaves, like, same, zeros
+from layer_cases import STREAMED
 from traced import peak_beside
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Dense, Stack
 
 N, I, H = 11, 5, 19  # noqa: E741
-LAYERS = {
-    "LSTM": lambda dtype: LSTM.init(I, H, seed=1, dtype=dtype, use_peephole=True, cell_clip=0.5),
-    "projected LSTM": lambda dtype: LSTM.init(I, 33, seed=1, dtype=dtype, proj_size=H, proj_clip=0.1),
-    "GRU": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype),
-    "GRU that resets after": lambda dtype: GRU.init(I, H, seed=2, dtype=dtype, reset_after=True),
-    "RNN": lambda dtype: RNN.init(I, H, seed=2, dtype=dtype, activation="softsign"),
-    "Dense": lambda dtype: Dense.init(I, H, seed=5, dtype=dtype, activation="softmax"),
-    "Stack": lambda dtype: Stack(
-        [
-            Dense.init(I, 7, seed=6, dtype=dtype, activation="relu"),
-            Stack([LSTM.init(7, 33, seed=7, dtype=dtype), GRU.init(33, 20, seed=7, dtype=dtype)]),
-            Dense.init(20, H, seed=8, dtype=dtype, last=True),
-        ]
-    ),
-}
-every_layer = pytest.mark.parametrize("name", LAYERS)
+every_layer = pytest.mark.parametrize("name", STREAMED)
 
 
 def uniform(rng, *shape, dtype=np.float32):
@@ -85,7 +69,7 @@ def check_turns(stream, alone, rng, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @every_layer
 def test_same_bits_as_alone(name, dtype):
-    layer = LAYERS[name](dtype)
+    layer = STREAMED[name](I, H, dtype)
     check_turns(layer.stream(N), Alone(layer, N), np.random.default_rng(0), dtype)
 
 
@@ -106,7 +90,7 @@ def test_same_bits_as_alone(name, dtype):
 )
 @pytest.mark.parametrize("name", ["LSTM", "Stack"])
 def test_indices(name, given):
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(3)
+    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(3)
     stream, alone = layer.stream(N), Alone(layer, N)
     x, rows = uniform(rng, 2, 3, I), [7, 0, 3]
     assert same(stream.step(x[0], rows=given), alone.run(x[:1], rows)[0])
@@ -115,20 +99,10 @@ def test_indices(name, given):
     assert same(stream.state, alone.state_of(range(N)))
 
 
-@pytest.mark.parametrize("form", [list, np.array, lambda mask: np.array([*mask, *mask])[: len(mask)]])
-def test_a_mask_means_its_rows_in_ascending_order(form):
-    layer, rng = LAYERS["Stack"](np.float32), np.random.default_rng(3)
-    stream, alone, mask = layer.stream(N), Alone(layer, N), form([row in (1, 2, 10) for row in range(N)])
-    x = uniform(rng, 4, 3, I)
-    assert same(stream.run(x, rows=mask), alone.run(x, [1, 2, 10]))
-    assert same(stream.state_of(mask), alone.state_of([1, 2, 10]))
-    assert same(stream.state, alone.state_of(range(N)))
-
-
 @pytest.mark.parametrize("none", [[], np.empty(0, int), np.zeros(N, bool), [False] * N], ids=repr)
 @every_layer
 def test_no_rows(name, none):
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(4)
+    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(4)
     stream = layer.stream(N)
     stream.run(uniform(rng, 2, N, I))
     before = stream.state
@@ -165,7 +139,7 @@ WRONG_ROWS = {
 @pytest.mark.parametrize("name", ["LSTM", "Dense", "Stack"])
 def test_wrong_rows_change_nothing(name, wrong):
     rows, error, message = WRONG_ROWS[wrong]
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(4)
+    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(4)
     stream = layer.stream(N)
     stream.run(uniform(rng, 2, N, I))
     before, n = stream.state, 2 if wrong == "ragged" else np.size(rows)
@@ -185,7 +159,7 @@ def test_wrong_rows_change_nothing(name, wrong):
 
 @pytest.mark.parametrize("name", ["LSTM", "Stack"])
 def test_other_wrong_arguments_change_nothing(name):
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(5)
+    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(5)
     stream, x, out = layer.stream(N), uniform(rng, 4, 3, I), np.empty((4, 3, H), np.float32)
     stream.run(uniform(rng, 2, N, I))
     before, rows = stream.state, [4, 1, 0]
@@ -212,7 +186,7 @@ def test_other_wrong_arguments_change_nothing(name):
 
 def test_a_layer_that_fails_changes_nothing_below(monkeypatch):
     """The states of the layers below it have been computed by then."""
-    layer, rng = LAYERS["Stack"](np.float32), np.random.default_rng(6)
+    layer, rng = STREAMED["Stack"](I, H, np.float32), np.random.default_rng(6)
     stream = layer.stream(N)
     before = stream.state
 
@@ -234,7 +208,7 @@ def test_a_layer_that_fails_changes_nothing_below(monkeypatch):
 
 def test_rows_that_change_while_x_is_read():
     """x's conversion runs the caller's code, which may write to the array of indices."""
-    layer = LAYERS["Stack"](np.float32)
+    layer = STREAMED["Stack"](I, H, np.float32)
     stream, before, rows = layer.stream(N), layer.stream(N).state, np.array([1, 2])
 
     class Writes:
@@ -260,7 +234,7 @@ def test_rows_that_change_while_x_is_read():
 @every_layer
 def test_lengths(name, lengths, form):
     """Past its length a row keeps its state, y is zero, and x is not read."""
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(7)
+    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(7)
     x, rows = uniform(rng, 6, 5, I), [8, 2, 0, 10, 5]
     for k, length in enumerate(lengths):
         x[length:, k] = np.nan
@@ -276,28 +250,8 @@ def test_lengths(name, lengths, form):
 
 
 # --------------------------------------------------------------------------------------------------------------- states
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
-@every_layer
-def test_rows_move_to_another_stream(name, way):
-    """Of another batch, or of a copy of the layer; they go on there as if nothing had happened."""
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(9)
-    here, there, alone = layer.stream(N), copy.copy(layer).stream(4), Alone(layer, N)
-    x = uniform(rng, 5, N, I)
-    here.run(x)
-    alone.run(x, range(N))
-    there.set_state([3, 0], way(here.state_of([10, 6])))
-    y = there.run(x[:, :2], rows=[3, 0])
-    assert same(y, alone.run(x[:, :2], [10, 6]))
-    assert same(there.state_of([0]), alone.state_of([6]))
-    assert same(there.state_of([1, 2]), zeros(layer, 2))
-    here.set_state([6], there.state_of([0]))
-    here.reset([10])
-    alone.states[10] = zeros(layer, 1)
-    assert same(here.state, alone.state_of(range(N)))
-
-
 def test_states_are_copies_in_the_forms_of_a_call():
-    layer, rng = LAYERS["LSTM"](np.float32), np.random.default_rng(10)
+    layer, rng = STREAMED["LSTM"](I, H, np.float32), np.random.default_rng(10)
     stream = layer.stream(N)
     stream.run(uniform(rng, 2, N, I))
     states, before = stream.state_of([2, 1]), stream.state
@@ -317,7 +271,7 @@ def test_states_are_copies_in_the_forms_of_a_call():
 @every_layer
 def test_more_rows(name):
     """What `Sessions` grows by: old rows keep their states."""
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(11)
+    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(11)
     stream, alone = layer.stream(3), Alone(layer, 8)
     check_turns(stream, alone, rng, np.float32)
     stream._grow(8)
@@ -330,7 +284,8 @@ def test_more_rows(name):
 @every_layer
 def test_out_and_indices_allocate_nothing(name):
     """Also where the number of rows changes from step to step."""
-    stream, x, out = LAYERS[name](np.float32).stream(200), np.ones((200, I), np.float32), np.ones((200, H), np.float32)
+    stream = STREAMED[name](I, H, np.float32).stream(200)
+    x, out = np.ones((200, I), np.float32), np.ones((200, H), np.float32)
     row_ranges = [np.arange(first, first + n) for first, n in ((0, 40), (7, 41), (90, 1), (3, 60), (5, 100))]
     turns = [(x[: len(rows)], out[: len(rows)], rows) for rows in row_ranges] * 4
 
@@ -347,7 +302,7 @@ def test_out_and_indices_allocate_nothing(name):
 def test_plans_are_bounded(set_num_threads):
     """A step of each number of rows needs a plan; of these it keeps some."""
     set_num_threads(1)  # so that 2000 rows need the most scratch
-    stream, x = LAYERS["LSTM"](np.float32).stream(2000), np.ones((2000, I), np.float32)
+    stream, x = STREAMED["LSTM"](I, H, np.float32).stream(2000), np.ones((2000, I), np.float32)
     rows, out = np.arange(2000), np.empty((2000, H), np.float32)
     stream.step(x, rows=rows)
     tracemalloc.start()

@@ -13,6 +13,7 @@ import pytest
 from cases import SIZES, arguments
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from outputs import check_model
 
 import onnx_export
 from blockcell.formulas import FORMULAS
@@ -24,7 +25,6 @@ ONNX, ONNXRUNTIME = (tuple(map(int, package.__version__.split(".")[:2])) for pac
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
 PEEPHOLES = [name for name, op in OPS.items() if any(part.name == "use_peephole" for part in op.attributes)]
-NATIVE = [name for name in SEQUENCES if "grad" not in OPS[name].kernel]  # what ONNX's own LSTM, GRU and RNN compute
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 FLOAT64 = 1e-13
@@ -97,13 +97,15 @@ def on_reference(model, args):
 
 
 @cache
-def _checked(serialized):
-    onnx.checker.check_model(onnx.load_from_string(serialized), full_check=True)
+def _checked(serialized, check):
+    model = onnx.load_from_string(serialized)
+    onnx.checker.check_model(model, full_check=True)
+    check(model)
 
 
-def checked(model):
-    """The model, after ONNX's own strict check."""
-    _checked(model.SerializeToString())
+def checked(model, check=check_model):
+    """The model, after ONNX's own strict check, and that of its outputs."""
+    _checked(model.SerializeToString(), check)
     return model
 
 

@@ -169,12 +169,12 @@ def inject(injector: Any, scenario: Scenario, name: str, count: int, seed: int =
     return f"{name}: {sum(errors)} errors at {len(errors)} places of up to {last}"
 
 
-def disturb(fault: str, group: str, count: str = "0", threads: str = "2", third: str = "") -> None:
-    """Inject into all scenarios of a group, or into those of its first, second or last third, drawn at random."""
+def disturb(fault: str, groups: str, count: str = "0", threads: str = "2", third: str = "") -> None:
+    """Inject into all scenarios of groups, or into those of their first, second or last third, drawn at random."""
     gc.disable()
     blockcell.set_num_threads(int(threads))
     injector, failures = INJECTORS[fault](), []
-    scenarios = [*GROUPS[group]().items()]
+    scenarios = [item for group in groups.split(",") for item in GROUPS[group]().items()]
     if third:
         scenarios = random.Random(0).sample(scenarios, len(scenarios))[int(third) :: 3]
     for name, scenario in scenarios:

@@ -1,10 +1,12 @@
 """Random models of Keras whose layers `blockcell.keras.replace` replaces, beside the same models as they were.
 
     KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER 300     # prints a line for each model, and saves it
+    KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER 300 60  # from number 60 on
     KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER load    # loads them without blockcell
 
 Each model is compared: its outputs twice, in case a layer is stateful; its loss in each of three steps of training by
 plain gradient descent, its weights after them, which have the gradients in them; and the outputs of the saved file.
+Where outputs differ by more than BOUND, a line has the errors of blockcell and Keras against double precision, too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import keras
 import numpy as np
 
 SEED = int(os.environ.get("BLOCKCELL_SEED", 20))  # that of cases.py, which imports blockcell
+BOUND = 20  # eps, of the difference to Keras; where it is more, both are compared with double precision
 CELLS = "LSTM", "GRU", "SimpleRNN"
 ACTIVATIONS = ["tanh"] * 4 + ["relu", "softsign", "elu", "linear"]
 
@@ -49,7 +52,8 @@ def draw_layer(rng: np.random.Generator, sequences: bool, is_stateful: bool) -> 
     if is_stateful or rng.random() > 0.3:
         return layer
     merge = [None, "concat", "sum", "ave", "mul"][rng.integers(1, 5)]
-    layer = getattr(keras.layers, kind)(units, **options | {"go_backwards": False})
+    unrolls = options["unroll"] and keras.backend.backend() != "torch"  # one of both runs backwards
+    layer = getattr(keras.layers, kind)(units, **options | {"go_backwards": False, "unroll": unrolls})
     return keras.layers.Bidirectional(layer, merge_mode=merge)
 
 
@@ -110,11 +114,12 @@ def compare(number: int, folder: Path) -> dict[str, Any]:
         if hasattr(old, "seed_generator"):  # SimpleRNN's config has no seed
             new.seed_generator.state.assign(keras.ops.convert_to_numpy(old.seed_generator.state).copy())
             new.seed_generator._initial_seed = old.seed_generator._initial_seed
-    report = blockcell.keras.replace(replaced)
+    report = blockcell.keras.replace(replaced, min_units=0)
     assert report.changed and not report.left, report
-    errors, histories = [], []
-    for _ in range(2):
-        errors.append(error_in_eps(*[m.predict(x, verbose=0, batch_size=len(x[0])) for m in (replaced, model)]))
+    initial, histories = model.get_weights(), []
+    pairs = [[m.predict(x, verbose=0, batch_size=len(x[0])) for m in (replaced, model)] for _ in range(2)]
+    error = max(error_in_eps(*pair) for pair in pairs)
+    exact = compute_exactly(number, x, initial) if error > BOUND else []
     backend, is_stateful = keras.backend.backend(), any(getattr(layer, "stateful", False) for layer in model.layers)
     trains = backend != "numpy" and not (backend == "torch" and is_stateful)  # Keras' own cannot be trained there
     for each in (replaced, model) if trains else ():
@@ -130,7 +135,33 @@ def compare(number: int, folder: Path) -> dict[str, Any]:
     y = replaced.predict(x, verbose=0, batch_size=len(x[0]))
     np.savez(folder / f"{number}.npz", y=y, **{f"x{k}": array for k, array in enumerate(x)})
     loss = max(np.abs(np.subtract(*histories)).max() / max(1, np.abs(histories).max()) if histories else 0, 0)
-    return {"number": number, "outputs": max(errors), "loss": float(loss), "weights": max(weights)}
+    row: dict[str, Any] = {"number": number, "outputs": error, "loss": float(loss), "weights": max(weights)}
+    for k, name in enumerate(("blockcell", "Keras") if exact else ()):
+        row[name] = max(error_in_eps(pair[k], y) for pair, y in zip(pairs, exact, strict=True))
+    return row
+
+
+def compute_exactly(number: int, x: list[Any], weights: list[Any]) -> list[Any]:
+    """Return what a model of Keras computes in two calls, in double precision, rounded once."""
+    floatx = keras.config.floatx()
+    set_precision("float64")
+    try:
+        model, *_ = draw_model(np.random.default_rng([SEED, number]))
+        model.set_weights(weights)
+        x = [array.astype("float64") for array in x]
+        return [model.predict(x, verbose=0, batch_size=len(x[0])).astype(floatx) for _ in range(2)]
+    finally:
+        set_precision(floatx)
+
+
+def set_precision(floatx: str) -> None:
+    """Set Keras' default precision; JAX has double precision only when asked."""
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(floatx)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", floatx == "float64")
 
 
 def load(folder: Path) -> float:
@@ -153,5 +184,6 @@ if __name__ == "__main__":
     if sys.argv[2] == "load":
         print(json.dumps({"loaded": load(folder)}))
     else:
-        for number in range(int(sys.argv[2])):
+        end, first = int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
+        for number in range(first, end):
             print(json.dumps(compare(number, folder)), flush=True)

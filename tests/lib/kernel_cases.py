@@ -10,7 +10,7 @@ import pytest
 from cases import as_passed
 
 from blockcell import _kernels, optable
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell.optable import OPS
 
 LEVELS = _kernels.available_levels()
@@ -42,7 +42,7 @@ def for_tests(level, dtype="float32"):
 @cache
 def at_level(name, level):
     """Return what a public function calls, with the kernels of a level."""
-    return bind(OPS[name], *_kernels.load(level)[:2]).run
+    return bind(OPS[name], _kernels.load(level)).run
 
 
 def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None):

@@ -110,6 +110,19 @@ LAYERS = {
         ]
     ),
 }
+STREAMED = {
+    "LSTM": lambda I, H, dtype: lstm(I, H, dtype, cell_clip=0.5),
+    "projected LSTM": lambda I, H, dtype: variant(I, 33, dtype, H),
+    "coupled LSTM": lambda I, H, dtype: variant(I, 40, dtype, H, coupled=True),
+    "GRU": gru,
+    "GRU that resets after": reset_after,
+    "RNN": lambda I, H, dtype: rnn(I, H, dtype, activation="softsign"),
+    "Dense": lambda I, H, dtype: dense(I, H, dtype, "softmax"),
+    "Stack": lambda I, H, dtype: Stack(
+        [dense(I, 7, dtype, "relu"), Stack([lstm(7, 33, dtype), gru(33, 20, dtype)]), dense(20, H, dtype, "tanh")]
+    ),
+}
+"""Layers that can be streams."""
 OPTIONS = [
     (cell, name)
     for cell in (LSTM, GRU, RNN)
@@ -139,6 +152,11 @@ def with_option(cell, name, dtype=np.float32):
     weights = {key: g.uniform(-1, 1, array.shape).astype(array.dtype) for key, array in layer.weights.items()}
     layer.set_weights(**weights)
     return layer, weights[name] if value is None else value
+
+
+def reversed_cell(layer):
+    """Return an equal cell that runs backwards."""
+    return type(layer)(**(layer._arguments() | {"reverse": True}))
 
 
 CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))]

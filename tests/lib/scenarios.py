@@ -24,7 +24,7 @@ from layer_cases import can_stream, halved_weights
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Quantized, Scorer, Sessions, Stack
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell.optable import OPS
 
 T, B, I, H = 6, 16, 32, 64  # noqa: E741

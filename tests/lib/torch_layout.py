@@ -65,11 +65,11 @@ def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, 
     T, B, I, H = sizes  # noqa: E741
     planned, activations = None, (numbers("tanh"), numbers("sigmoid"))
     if T * B * H:
-        layer = _kernels.LAYERS["gru_reset_after" if kind == "gru" else kind]
+        layer = "gru_reset_after" if kind == "gru" else kind
         lstm = _kernels.LSTMOptions(P=projection, ifco=True)
         options = {"lstm": lstm, "gru": activations, "rnn": activations[:1]}[kind]
         task = "backward" if back else "forward"
-        planned = layer(task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
+        planned = _kernels.plan_layer(layer, task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
     P, rows = projection or H, GATES[kind] * H
     shapes = {"w_ih": (rows, I), "w_hh": (rows, P)} | (dict.fromkeys(("b_ih", "b_hh"), (rows,)) if bias else {})
     shapes |= {"w_hr": (P, H)} if projection else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -13,7 +12,6 @@ from graphs import (
     FLOAT64,
     FORMS,
     LOOPS,
-    NATIVE,
     PEEPHOLES,
     SEQUENCES,
     attributes,
@@ -28,10 +26,8 @@ from graphs import (
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.cells.config import Form, op_config
 from onnx_export.cells.loops import SPLIT_MOST
 
-NATIVE_FORMS = [(op, "native") for op in NATIVE]
 DTYPES = [np.float64, np.float32, np.float16]
 
 
@@ -46,12 +42,10 @@ def draw(op, loop, seed, case):
         "use_peephole": [True, False],
         "activation": ["tanh", "relu", ("leaky_relu", 0.1), ("hard_sigmoid", 0.3, 0.4)],
     }
-    if loop == "native":
-        dtype, choices["cell_clip"] = np.float32, [0.0, -1.0]
     names = [attribute.name for attribute in OPS[op].attributes]
     attrs = {name: choices[name][g.integers(len(choices[name]))] for name in names}
     n = int(g.integers(0, sizes["T"] + 1)) if OPS[op].sequence else None
-    must = {"unroll": "T", "native": "H"}.get(loop)
+    must = "T" if loop == "unroll" else None
     fixed = {letter: size if g.random() < 0.5 or letter == must else None for letter, size in sizes.items()}
     options = {"sizes": fixed, "functions": bool(g.integers(2)), "opset": int(g.integers(15, 22)), "loop": loop}
     options["static"] = bool(g.integers(2))
@@ -60,7 +54,7 @@ def draw(op, loop, seed, case):
 
 
 @pytest.mark.parametrize("case", range(6))
-@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE_FORMS)
+@pytest.mark.parametrize(("op", "loop"), FORMS)
 def test_random_configurations(op, loop, case, seed):
     dtype, attrs, options, args = draw(op, loop, seed, case)
     print(f"{dtype}, {attrs}, {options}, seq_len_max={args.get('seq_len_max')}")
@@ -73,39 +67,29 @@ def test_random_configurations(op, loop, case, seed):
 
 @pytest.mark.meet(1)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE_FORMS)
+@pytest.mark.parametrize(("op", "loop"), FORMS)
 def test_every_graph_is_valid(op, loop, dtype):
     """By ONNX's own check: symbolic sizes and fixed ones, functions and inlined, with and without what is optional."""
-    must = {letter: SIZES[letter] for letter in {"unroll": "T", "native": "H"}.get(loop, "")}
-    most = {
-        "use_peephole": True,
-        "forget_bias": 1.0,
-        "cell_clip": 0.0 if loop == "native" else 0.5,
-        "activation": "elu",
-    }
+    must = {"T": SIZES["T"]} if loop == "unroll" else {}
+    most = {"use_peephole": True, "forget_bias": 1.0, "cell_clip": 0.5, "activation": "elu"}
     least = {"use_peephole": False, "forget_bias": 0.0, "cell_clip": 0.0, "activation": "tanh"}
     names = {attribute.name for attribute in OPS[op].attributes}
     for values in (most, least) if names else (most,):
         attrs = {name: values[name] for name in names}
         for sizes, functions, static in itertools.product([must, SIZES], [True, False], [True, False]):
             options = {"sizes": sizes, "functions": functions, "static": static}
-            if loop == "native" and dtype == np.float16:
-                with pytest.raises(ValueError, match="the states would not be rounded to half at every step"):
-                    onnx_export.build(op, dtype=dtype, attrs=attrs, loop=loop, **options)
-            else:
-                checked(onnx_export.build(op, dtype=dtype, attrs=attrs, loop=loop, **options))
+            checked(onnx_export.build(op, dtype=dtype, attrs=attrs, loop=loop, **options))
 
 
 @pytest.mark.parametrize("functions", [True, False])
-@pytest.mark.parametrize(("op", "loop"), [form for form in FORMS if form[1] != "loop"] + NATIVE_FORMS)
+@pytest.mark.parametrize(("op", "loop"), [form for form in FORMS if form[1] != "loop"])
 def test_reference(op, loop, functions):
     """Not the Loop: onnx.reference concatenates what the standard says to stack."""
     g = rng("reference", op, loop)
     for use_peephole in [True, False] if op in PEEPHOLES else [False]:
         sizes = {"T": 3, "B": int(g.integers(1, 4)), "I": int(g.integers(1, 5)), "H": int(g.integers(1, 6))}
         n = int(g.integers(1, 4)) if OPS[op].sequence else None
-        clip = {"cell_clip": 0.0} if loop == "native" else {}  # which only some ops take
-        args = arguments(op, sizes, dtype=np.float64, seq_len_max=n, use_peephole=use_peephole, **clip)
+        args = arguments(op, sizes, dtype=np.float64, seq_len_max=n, use_peephole=use_peephole)
         model = onnx_export.build(
             op, dtype="float64", sizes=sizes, attrs=attributes(op, args), loop=loop, functions=functions
         )
@@ -133,17 +117,17 @@ def test_every_seq_len_max(op, loop, static):
 @pytest.mark.meet(2)
 @pytest.mark.parametrize("rows", ["free", "fixed"])
 @pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize(("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *NATIVE_FORMS[:1]])
-def test_steps_that_are_cut_off(op, loop, static, rows):
+@pytest.mark.parametrize("op", SEQUENCES)
+def test_steps_that_are_cut_off(op, static, rows):
     """A few at once, or all by one Split; numbers of steps around multiples of what a static Split gives."""
     for T in (1, 2, 7, 8, 15, 50):
         sizes = SIZES | {"T": T}
         args = arguments(op, sizes, dtype=np.float32, seq_len_max=T - 1, use_peephole=False, cell_clip=0.0)
         fixed = sizes if rows == "fixed" else {letter: sizes[letter] for letter in "TH"}
-        model = onnx_export.build(op, attrs=attributes(op, args), sizes=fixed, loop=loop, static=static)
+        model = onnx_export.build(op, attrs=attributes(op, args), sizes=fixed, loop="unroll", static=static)
         compare(op, on_onnxruntime(model, poisoned(op, args)), exact(op, args), bound(op, np.float32))
         most = max(len(node.output) for node in model.functions[0].node if node.op_type == "Split")
-        assert most <= SPLIT_MOST if static or loop == "native" else most >= T
+        assert most <= SPLIT_MOST if static else most >= T
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -322,21 +306,6 @@ def test_sequences_of_full_length_are_spared_the_masks(op):
     assert {"If", "Scan"} & {node.op_type for node in static.graph.node} == {"Scan"}
 
 
-def test_native_leaves_only_what_it_must_to_a_loop():
-    """ONNX's LSTM gives h; of the rest only cs needs the step before, and of a GRU nothing."""
-    attrs = {"cell_clip": 0.0}
-    model = onnx_export.build("BlockLSTM", attrs=attrs, loop="native", sizes={"H": 5}, functions=False)
-    (node,) = (node for node in model.graph.node if node.op_type == "Scan")
-    inside = [inner.op_type for inner in onnx.helper.get_node_attr_value(node, "body").node]
-    assert inside == ["Mul", "Add", "Identity", "Identity"]
-    assert "LSTM" in {node.op_type for node in model.graph.node}
-    for op, reset_after in (("block_gru", 0), ("block_gru_reset_after", 1)):
-        model = onnx_export.build(op, loop="native", sizes={"H": 5}, functions=False)
-        assert not {"Scan", "Loop"} & {node.op_type for node in model.graph.node}
-        (node,) = (node for node in model.graph.node if node.op_type == "GRU")
-        assert onnx.helper.get_node_attr_value(node, "linear_before_reset") == reset_after
-
-
 @pytest.mark.parametrize(
     ("op", "within", "products", "products_outside"),
     [
@@ -378,21 +347,14 @@ def test_only_what_must_runs_in_the_loop(op, within, products, products_outside)
         ("BlockLSTM", {"attrs": {"cell_clip": 10**400}}, "is 1000.*000; expected a number that a float holds"),
         ("BlockLSTM", {"attrs": {"use_peephole": 1}}, r"attrs\['use_peephole'\] is 1; expected True or False"),
         ("BlockLSTMGrad", {}, r"attrs\['use_peephole'\] is None; expected True or False"),
-        ("block_rnn", {"attrs": {"activation": "gelu"}}, r"attrs\['activation'\] is 'gelu', and its gradient does not"),
+        ("block_rnn", {"attrs": {"activation": "gelu"}}, r"attrs\['activation'\] is 'gelu'; expected one of tanh"),
         ("block_rnn", {"attrs": {"activation": 3}}, r"attrs\['activation'\] is 3; expected a name or a tuple"),
         ("BlockLSTM", {"loop": "while"}, "loop is 'while'; expected one of scan, unroll, native, loop"),
         (
             "BlockLSTM",
             {"loop": "native"},
-            "is not exact: ONNX's clip bounds .*; expected a cell_clip of 0, not 3.0, or another loop",
+            "ONNX's LSTM gives no gates; expected 'scan', 'unroll' or 'loop', or the model",
         ),
-        ("BlockLSTMV2", {"loop": "native"}, r"loop='native' needs sizes\['H'\]: it is an attribute of ONNX's LSTM"),
-        (
-            "block_gru",
-            {"loop": "native", "dtype": "float16", "sizes": {"H": 2}},
-            "is not exact: the states would not be",
-        ),
-        ("block_gru", {"loop": "native", "sizes": {"H": 2, "I": 0}}, r"expected sizes\['I'\] > 0"),
         ("block_gru_grad", {"loop": "native"}, "ONNX's GRU has no gradient; expected 'scan', 'unroll' or 'loop'"),
         ("GRUBlockCell", {"loop": "native"}, "a cell has no loop; expected 'scan', the default"),
         ("BlockLSTM", {"loop": "unroll"}, r"loop='unroll' writes every step out and so needs sizes\['T'\]"),
@@ -403,21 +365,6 @@ def test_only_what_must_runs_in_the_loop(op, within, products, products_outside)
 def test_mistakes(op, options, message):
     with pytest.raises(ValueError, match=message):
         onnx_export.build(op, **options)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "attrs", "loop", "message"),
-    [
-        ({"H": 2}, {}, "native", "loop='native' is not exact: ONNX's clip bounds"),
-        ({}, {"cell_clip": 0.0}, "native", "loop='native' needs sizes\\['H'\\]"),
-        ({"H": 2}, {}, "unroll", "loop='unroll' writes every step out and so needs sizes\\['T'\\]"),
-    ],
-)
-def test_what_is_checked_is_what_is_built(sizes, attrs, loop, message):
-    """A Config checks itself, also one that is made of another."""
-    checked_config = op_config("BlockLSTM", sizes=sizes, attrs=attrs)
-    with pytest.raises(ValueError, match=f"BlockLSTM: {message}"):
-        dataclasses.replace(checked_config, form=Form(loop))
 
 
 def test_every_size_may_be_zero():

@@ -11,11 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
-from export_cases import Case, exported, gru, lstm, rnn
+from export_cases import Case, I, exported, gru, lstm, rnn
 from graphs import (
     EPS,
     FORMS,
-    PEEPHOLES,
     SEQUENCES,
     attributes,
     attributes_of,
@@ -32,17 +31,17 @@ from placement import KERNELS, constant_outputs, fallbacks, left, refused_by_cud
 import onnx_export
 from blockcell import Bidirectional, Stack
 from blockcell.optable import OPS
-from onnx_export import nodes
 from onnx_export.cells import body
+from onnx_export.nodes import rename_values
 from onnx_export.runtime import RuntimeModel
 
 DTYPES = ["float64", "float32", "float16"]
-CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after", "block_rnn"]  # as ONNX's own LSTM, GRU or RNN
 
 
 def models(op, loop, dtype, **options):
+    """With functions, which `placement` inlines before it looks at nodes; static models differ without them."""
     for attrs in attributes_of(op):
-        for functions in (True, False):
+        for functions in (True, False) if options.get("static") else (True,):
             yield onnx_export.build(op, dtype=dtype, loop=loop, attrs=attrs, functions=functions, **options)
 
 
@@ -97,19 +96,6 @@ def test_cuda_graphs_take_many_steps(op):
             assert refused_by_cuda_graphs(onnx_export.build(op, static=True, **options)) == []
             found = refused_by_cuda_graphs(onnx_export.build(op, **options))
             assert any(entry.startswith("Concat") for entry in found) == refused
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("op", CUDNNS)
-def test_onnx_own_nodes_are_cudnns(op, dtype):
-    """Without peephole, and with the reset after the product. Of these only an LSTM has a loop."""
-    *_, attrs = attributes_of(op)
-    for functions in (True, False):
-        options = {"dtype": dtype, "attrs": attrs, "sizes": SIZES, "loop": "native", "functions": functions}
-        static, plain = (onnx_export.build(op, static=static, **options) for static in (True, False))
-        assert fallbacks(static) == sizes_left(static) == refused_by_cuda_graphs(static) == []
-        assert fallbacks(plain) == sizes_left(plain) == []
-        assert bool(refused_by_cuda_graphs(plain)) == ("LSTM" in op)
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
@@ -209,7 +195,7 @@ def late_results(op, args, provider, outputs, runs=20, size=4096, products=24):
     made = [helper.make_node("MatMul", [f"late_{k}", "late_0"], [f"late_{k + 1}"]) for k in range(products)]
     made.append(helper.make_node("ReduceSum", [f"late_{products}"], ["nought"], keepdims=0))
     made.append(helper.make_node("Add", ["cs_prev", "nought"], ["cs_late"]))
-    inner = nodes.rename_values(model.graph.node, {"cs_prev": "cs_late"})
+    inner = rename_values(model.graph.node, {"cs_prev": "cs_late"})
     del model.graph.node[:]
     model.graph.node.extend([*made, *inner])
     model.graph.input.append(helper.make_tensor_value_info("late_0", onnx.TensorProto.FLOAT, [size, size]))
@@ -237,7 +223,6 @@ def test_a_late_gpu_on_the_cpu(monkeypatch, constants):
     args = arguments("BlockLSTMGrad", {"T": 26, "B": 3, "I": 8, "H": 5}, use_peephole=False)
     if constants:
         monkeypatch.setattr(body, "_summed_zeros", constant_zeros)
-        monkeypatch.setattr(nodes, "check_outputs", lambda *_: None)
     assert late_results("BlockLSTMGrad", args, "cpu", "cpu") == []
 
 
@@ -286,7 +271,7 @@ class TestOnAGPU:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("op", OPS)
     def test_the_form_that_nobody_chose(self, op, dtype, use_peephole):
-        """Every seq_len_max; cuDNN's where it is the same."""
+        """Every seq_len_max."""
         options = {"cell_clip": 0.0, "use_peephole": use_peephole}
         attrs = attributes(op, arguments(op, **options))
         session = onnx_export.Session(op, provider="cuda", dtype=dtype, attrs=attrs)
@@ -294,8 +279,6 @@ class TestOnAGPU:
             args = arguments(op, dtype=np.dtype(dtype), seq_len_max=n, **options)
             limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
             compare(op, session(**args), exact(op, args), limit)
-        by_cudnn = op in CUDNNS and dtype != "float16" and not (use_peephole and op in PEEPHOLES)
-        assert bool({placed.op_type for placed in session.placement} & {"LSTM", "GRU", "RNN"}) == by_cudnn
 
     @pytest.mark.parametrize(
         ("constants", "outputs", "right"), [(False, "cuda", True), (True, "cpu", True), (True, "cuda", False)]
@@ -309,31 +292,26 @@ class TestOnAGPU:
         args = arguments(op, {"T": 26, "B": B, "I": 8, "H": H}, use_peephole=False)
         if constants:
             monkeypatch.setattr(body, "_summed_zeros", constant_zeros)
-            monkeypatch.setattr(nodes, "check_outputs", lambda *_: None)
         assert (late_results(op, args, "cuda", outputs) == []) == right
 
     @pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMGrad", "block_gru"])
     def test_eight_threads(self, op):
         assert same_in_threads(op, "cuda", 50)
 
-    @pytest.mark.parametrize("op", CUDNNS)
+    @pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after", "block_rnn"])
     def test_products_are_not_rounded_to_tf32(self, op):
         """Which makes errors of some 4e-4."""
         args = arguments(op, {"T": 20, "B": 64, "I": 512, "H": 512}, cell_clip=0.0, use_peephole=False)
-        for loop in ("native", "scan"):
-            options = {"loop": loop, "attrs": attributes(op, args), "sizes": {"H": 512}}
-            session = onnx_export.Session(op, provider="cuda", **options)
-            compare(op, session(**args), exact(op, args), 1e-5)
+        session = onnx_export.Session(op, provider="cuda", attrs=attributes(op, args))
+        compare(op, session(**args), exact(op, args), 1e-5)
 
-    @pytest.mark.parametrize(
-        ("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *((op, "native") for op in CUDNNS)]
-    )
-    def test_a_captured_graph_reads_new_numbers(self, op, loop):
+    @pytest.mark.parametrize("op", SEQUENCES)
+    def test_a_captured_graph_reads_new_numbers(self, op):
         sizes = {**SIZES, "T": 70}
         options = {"cell_clip": 0.0, "use_peephole": False}
         cases = [arguments(op, sizes, seed=seed, seq_len_max=n, **options) for seed, n in enumerate((70, 66, 35, 70))]
         attrs = attributes(op, cases[0])
-        model = onnx_export.build(op, sizes=sizes, attrs=attrs, loop=loop, static=True)
+        model = onnx_export.build(op, sizes=sizes, attrs=attrs, loop="unroll", static=True)
         session = RuntimeModel(model, "cuda", provider_options={"enable_cuda_graph": "1"}).session
         bound_session, values, results = session.io_binding(), {}, []
         for value in model.graph.input:
@@ -364,7 +342,12 @@ class TestOnAGPU:
             limit = FLOAT64_ON_CUDA if dtype == "float64" else 24 * EPS[np.dtype(np.float32)]
             assert np.abs(found[key] - right).max() <= limit * np.abs(right).max(), key
 
+    def test_products_of_cudnn_are_not_rounded_to_tf32(self):
+        layer, x = lstm(512, "float32", 512), rng("tf32").standard_normal((20, 64, 512)).astype(np.float32)
+        session = onnx_export.Session(onnx_export.export(layer, None, loop="native"), provider="cuda")
+        assert np.abs(session(x=x).y - layer(x)[0]).max() < 1e-5
+
     def test_onnx_own_gru_is_refused(self):
-        session = onnx_export.Session("block_gru", provider="cuda", loop="native", sizes={"H": SIZES["H"]})
-        with pytest.raises(RuntimeError, match=r"no kernel for a part of block_gru.*fallback to CPU EP"):
-            session(**arguments("block_gru"))
+        session = onnx_export.Session(onnx_export.export(gru(5, "float32"), None, loop="native"), provider="cuda")
+        with pytest.raises(RuntimeError, match=r"no kernel for a part of GRU.*fallback to CPU EP"):
+            session(x=np.zeros((2, 1, I), np.float32))

@@ -9,13 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 from export_cases import LAYERS, STREAMING, B, Case, T, exported, gru, lstm, rnn
-from graphs import LOOPS, NATIVE, PEEPHOLES, types
+from graphs import LOOPS, PEEPHOLES, types
 from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
 from blockcell import Bidirectional, Stack, __version__
 from blockcell.optable import OPS
-from onnx_export.forms import FORMS
 from onnx_export.nodes import graphs, nodes_of
 
 
@@ -196,18 +195,13 @@ def test_no_form_of_a_layer_for_a_provider():
 @pytest.mark.parametrize("op", OPS)
 def test_form_of_an_op_for_a_provider(op):
     """That of a session of the op."""
-    attrs = {"cell_clip": 0.0} if op in ("BlockLSTM", "BlockLSTMV2") else {}
-    attrs |= {"use_peephole": False} if op in PEEPHOLES and ("Grad" in op or "vjp" in op) else {}
-    for provider in FORMS:
-        built = onnx_export.build(op, provider=provider, attrs=attrs, sizes={"T": T, "H": 4})
-        missing_cell, other_form = {
-            "cpu": (op, "scan"),
-            "cuda": ("block_gru", "scan"),
-            "webgpu": ("block_rnn", "unroll"),
-        }[provider]
-        form = "native" if op in NATIVE and op != missing_cell else other_form
+    attrs = {"use_peephole": False} if op in PEEPHOLES and ("Grad" in op or "vjp" in op) else {}
+    for provider, loop in {"cpu": "scan", "cuda": "scan", "webgpu": "unroll"}.items():
+        options = {"attrs": attrs, "sizes": {"T": T}}
         static = {"static": True} if provider != "cpu" else {}
-        assert built == onnx_export.build(op, loop=form, attrs=attrs, sizes={"T": T, "H": 4}, **static)
+        assert onnx_export.build(op, provider=provider, **options) == onnx_export.build(
+            op, loop=loop, **options, **static
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------- names

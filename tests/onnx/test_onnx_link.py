@@ -20,6 +20,7 @@ from graphs import (
     on_onnxruntime,
 )
 from onnx import TensorProto, helper, numpy_helper
+from outputs import check_functions
 
 import onnx_export
 from blockcell.formulas import FORMULAS
@@ -79,7 +80,7 @@ def linked(model):
     before = model.SerializeToString(deterministic=True)
     result = onnx_export.link(model)
     assert model.SerializeToString(deterministic=True) == before
-    return checked(result)
+    return checked(result, check_functions)
 
 
 # ------------------------------------------------------------------------------------------------------- single nodes

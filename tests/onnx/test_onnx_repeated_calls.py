@@ -14,7 +14,7 @@ import pytest
 from bits import leaves, same
 from cases import arguments
 from export_cases import DTYPES, LAYERS, Case, I, T
-from graphs import CELLS, LOOPS, NATIVE, SEQUENCES, attributes
+from graphs import CELLS, LOOPS, SEQUENCES, attributes
 from training_cases import LOSSES, OPTIMIZERS, Training
 
 import onnx_export
@@ -44,15 +44,13 @@ def arrays(results):
 
 OP_FORMS = [(op, "scan", False, dtype) for op in CELLS for dtype in DTYPES]
 OP_FORMS += [(op, *form) for op in SEQUENCES for form in product(LOOPS, [False, True], DTYPES)]
-OP_FORMS += [(op, "native", static, "float32") for op in NATIVE for static in (False, True)]
 
 
 @pytest.mark.parametrize(("op", "loop", "static", "dtype"), OP_FORMS)
 def test_ops(op, loop, static, dtype):
-    fixed = {letter: SIZES[0][letter] for letter in {"unroll": "T", "native": "H"}.get(loop, "")}
-    clip = {"cell_clip": 0.0} if loop == "native" else {}
+    fixed = {"T": SIZES[0]["T"]} if loop == "unroll" else {}
     calls = [
-        arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=sizes["T"] - k, **clip)
+        arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=sizes["T"] - k)
         for k, sizes in enumerate(sizes_with(**fixed))
     ]
     attrs = attributes(op, calls[0])

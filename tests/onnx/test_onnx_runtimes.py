@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 from cases import arguments
 from export_cases import LAYERS, B, T
-from graphs import EPS, NATIVE, PEEPHOLES, attributes, bound, compare, exact, poisoned
+from graphs import EPS, attributes, bound, compare, exact, poisoned
 from runtimes import RUNTIMES
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.cells.config import native_cell
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "onnx"
 DOCUMENT, TRAINING = FOLDER / "runtimes.md", FOLDER / "training.md"
@@ -34,38 +33,26 @@ FORMS = {  # what build is told
     "scan, static": {"loop": "scan", "static": True},
     "unroll": {"loop": "unroll"},
     "loop": {"loop": "loop"},
-    "native": {"loop": "native"},
 }
 
 
 def verdict(op, form, runtime, path):
-    """ "yes", "no" or "wrong": the worst with and without peephole."""
-    found = []
-    for use_peephole in (True, False) if form == "native" and op in PEEPHOLES else (True,):
-        clip = {"cell_clip": 0.0} if form == "native" else {}
-        n = 2 if OPS[op].sequence else None
-        args = arguments(op, SIZES, seq_len_max=n, use_peephole=use_peephole, **clip)
-        options = FORMS[form] | {"sizes": SIZES, "functions": False}
-        model = onnx_export.build(op, attrs=attributes(op, args), **options)
-        given = poisoned(op, args) if OPS[op].sequence else args
-        try:
-            results = RUNTIMES[runtime](model, given, path)
-        except Exception:
-            found.append("no")
-            continue
-        try:
-            compare(op, results, exact(op, args), bound(op, np.float32))
-        except AssertionError:
-            found.append("wrong")
-        else:
-            found.append("yes")
-    return max(found, key=["yes", "no", "wrong"].index)
+    """ "yes", "no" or "wrong"."""
+    args = arguments(op, SIZES, seq_len_max=2 if OPS[op].sequence else None, use_peephole=True)
+    model = onnx_export.build(op, attrs=attributes(op, args), **FORMS[form] | {"sizes": SIZES, "functions": False})
+    try:
+        results = RUNTIMES[runtime](model, poisoned(op, args) if OPS[op].sequence else args, path)
+    except Exception:
+        return "no"
+    try:
+        compare(op, results, exact(op, args), bound(op, np.float32))
+    except AssertionError:
+        return "wrong"
+    return "yes"
 
 
 def forms(op):
-    if not OPS[op].sequence:
-        return ["scan"]
-    return [form for form in FORMS if form != "native" or op in NATIVE]
+    return [*FORMS] if OPS[op].sequence else ["scan"]
 
 
 def rows():
@@ -105,8 +92,6 @@ def row(op, form):
     """The row of the table that an op's form belongs to: ops for which runtimes do the same share one."""
     if not OPS[op].sequence:
         return "cells and their gradients"
-    if form == "native":
-        return f"native, {native_cell(OPS[op])}"
     if (op, form) == ("block_rnn", "scan"):  # whose body is plain enough for tract
         return "scan, forward, RNN"
     return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"
@@ -133,7 +118,6 @@ def test_every_op_runs_somehow(runtime):
 
 
 # ------------------------------------------------------------------------------------------------------- training steps
-STEPS = {form: options for form, options in FORMS.items() if form != "native"}
 STEPS_OF = ["LSTM", "GRU after", "Both ends"]
 
 
@@ -142,7 +126,7 @@ def step_verdict(form, runtime, path):
     found = []
     for (name, criterion), (optimizer, settings) in zip(product(STEPS_OF, LOSSES), cycle(OPTIMIZERS.items())):
         training = Training(LAYERS[name]("float32"), criterion, optimizer, mask=True, max_norm=0.5, **settings)
-        model = training.model(functions=False, sizes={"T": T, "B": B}, **STEPS[form])
+        model = training.model(functions=False, sizes={"T": T, "B": B}, **FORMS[form])
         try:
             found_outputs, expected = training.first_step(model, partial(RUNTIMES[runtime], path=path))
         except Exception:
@@ -152,12 +136,12 @@ def step_verdict(form, runtime, path):
     return max(found, key=["yes", "wrong"].index)
 
 
-@pytest.mark.parametrize("form", STEPS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_table_of_training_steps(runtime, form, tmp_path):
     rows = documented_of(runtime, TRAINING)
     assert rows[form][runtime] == step_verdict(form, runtime, tmp_path / "model.onnx")
-    assert "yes" in {row[runtime] for row in rows.values()} and [*rows] == [*STEPS]
+    assert "yes" in {row[runtime] for row in rows.values()} and [*rows] == [*FORMS]
 
 
 # ----------------------------------------------------------------------------------------------------------- the tables
@@ -167,7 +151,7 @@ def head() -> list[str]:
 
 
 def steps_table(path: Path) -> str:
-    verdicts = {form: [step_verdict(form, runtime, path) for runtime in RUNTIMES] for form in STEPS}
+    verdicts = {form: [step_verdict(form, runtime, path) for runtime in RUNTIMES] for form in FORMS}
     return "\n".join([*head(), *(f"| {form} | {' | '.join(cells)} |" for form, cells in verdicts.items())]) + "\n"
 
 

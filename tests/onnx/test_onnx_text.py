@@ -1,4 +1,4 @@
-"""Names in graph text: each must be known, and messages say which line is wrong and what may be meant."""
+"""Names in graph text: each must be known, and messages say which line is wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from onnx_export.cells import lstm
 from onnx_export.text import TextParser
 
 MISTAKES = {  # of the text of a step of the LSTM: what is replaced, where, and the message
-    "a name": ("(f_biased, f_see)", "(f_biased, f_sea)", "there is no name f_sea; did you mean f_see?"),
-    "a name where the condition does not hold": ("(m, w_p)", "(m, w_pp)", "there is no name w_pp; did you mean w_p?"),
+    "a name": ("(f_biased, f_see)", "(f_biased, f_sea)", "there is no name f_sea"),
+    "a name where the condition does not hold": ("(m, w_p)", "(m, w_pp)", "there is no name w_pp"),
     "a line below": ("Mul (i, ci)", "Mul (i, co)", "co has no value where the line's condition holds"),
     "another op's argument": ("Mul (i, ci)", "Mul (i, b_ru)", "b_ru has no value where the line's condition holds"),
-    "a condition": ("clip      |", "clips     |", "there is no condition clips; did you mean clip?"),
-    "an operator": ("= Clip (cs_sum", "= Clop (cs_sum", "there is no operator Clop; did you mean Clip?"),
-    "no name at all like it": ("(i, ci)", "(i, zyxwvu)", "there is no name zyxwvu"),
+    "a condition": ("clip      |", "clips     |", "there is no condition clips"),
+    "an operator": ("= Clip (cs_sum", "= Clop (cs_sum", "there is no operator Clop"),
     "brackets": (
         "co = Activation (cs_new)",
         "co = Activation cs_new",

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from bits import same
 from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, lstm
-from graphs import EPS, named
+from graphs import named
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
@@ -135,55 +135,13 @@ def test_kept_values_are_copies():
     np.testing.assert_array_equal(kept.array("a"), np.arange(6.0).reshape(2, 3).T)
 
 
-NOTHING = {
-    "with all": {"max_norm": 0.5, "reset": True, "mask": True, "state": True},
-    "lengths alone": {},
-    "without lengths": {"lengths": False, "state": True},
-}
-
-
-@pytest.mark.meet(2)
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-@pytest.mark.parametrize("options", NOTHING)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("criterion", LOSSES)
-@pytest.mark.parametrize("name", ["LSTM with all", "Bidirectional", "Projected", "Dense within"])
-def test_no_steps(name, criterion, optimizer, options, dtype):
-    """Between two steps: as onnxruntime computes a step of rows whose length is 0, of which nothing counts."""
-    given = NOTHING[options] | OPTIMIZERS[optimizer]
-    training = Training(LAYERS[name](dtype), criterion, optimizer, full=True, **given)
-    session = TrainingSession(model_of(training.layer, **training.options), training.layer)
-    model = model_of(training.layer, **training.options | {"lengths": True})
-    run, weights, memory = started(model), training.weights, None
-    for number in range(3):
-        data = training.batch(number)
-        fed = training.feeds({**data, "lengths": np.full(B, T)}, weights, memory, training.state)
-        if number == 1:
-            fed = {key: array[:1] if key in data else array for key, array in fed.items()} | {"lengths": LENGTHS * 0}
-            data = {key: array if key == "lengths" else array[:0] for key, array in data.items()}
-            data |= {"lengths": LENGTHS * 0} if "lengths" in data else {}
-        found = run(fed)
-        result = session(**data, learning_rate=training.rate, **({"state": training.state} if training.state else {}))
-        assert result.y.shape == (len(data["x"]), B, training.layer.output_size) and result.y.dtype == dtype
-        assert number != 1 or result.loss == 0
-        if number == 1 and training.state:
-            assert same(result.state, training.state)
-        weights, memory = training.after(found)
-        after = weights | memory
-        for key, array in (session.weights | session.optimizer_state).items():
-            largest, limit = (
-                np.abs(after[key]).max(initial=0),
-                LIMIT if dtype == "float64" else 24 * EPS[np.dtype(dtype)],
-            )
-            np.testing.assert_allclose(array, after[key], rtol=0, atol=limit * largest, err_msg=key)
-            assert array.dtype == after[key].dtype
-
-
-def test_no_rows():
+@pytest.mark.parametrize(("steps", "rows"), [(0, 3), (3, 0)])
+def test_no_steps_or_rows(steps, rows):
+    """They are refused, and the weights stay as they are."""
     layer = classifier()
     session = TrainingSession(model_of(layer, optimizer="sgd", max_norm=1), layer)
-    result = session(x=np.zeros((3, 0, I)), target=np.zeros(0, int), learning_rate=0.1)
-    assert result.loss == result.norm == 0 and result.y.shape == (0, 3)
+    with pytest.raises(ValueError, match=rf"x has shape \({steps}, {rows}, {I}\); expected at least a step and a row"):
+        session(x=np.zeros((steps, rows, I)), target=np.zeros(rows, int), learning_rate=0.1)
     assert same({**session.weights}, {name: np.array(weight) for name, weight in layer.weights.items()})
 
 

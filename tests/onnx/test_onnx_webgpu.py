@@ -18,8 +18,6 @@ from graphs import (
     EPS,
     FORMS,
     LOOPS,
-    NATIVE,
-    PEEPHOLES,
     SEQUENCES,
     attributes,
     attributes_of,
@@ -33,7 +31,6 @@ import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import OPS
-from onnx_export.cells.config import native_cell
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
 
@@ -41,7 +38,6 @@ pytestmark = [pytest.mark.webgpu, pytest.mark.filterwarnings("ignore:.*its steps
 
 DTYPES = ["float32", "float16"]
 BUILT_IN = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()  # which has no GRU
-NATIVE_HERE = [op for op in NATIVE if native_cell(OPS[op]) in ("LSTM", "GRU")[: 1 if BUILT_IN else 2]]
 RANDOM_OPS, RANDOM_LAYERS = 80, 60  # cases; so many layers with lengths, and so many without
 
 compared: list[tuple[float, str]] = []  # every output: its error in parts of what is allowed, and in words
@@ -146,45 +142,22 @@ def test_ops(compare, op, loop, dtype):
             check_op(compare, session, op, arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=n, **options))
 
 
-@pytest.mark.parametrize(
-    ("op", "use_peephole"), [(op, peephole) for op in NATIVE for peephole in (True, False)[op not in PEEPHOLES :]]
-)
-def test_native(compare, op, use_peephole):
-    args = arguments(op, use_peephole=use_peephole, cell_clip=0.0, forget_bias=0.7)
-    session = onnx_export.Session(
-        op, provider="webgpu", loop="native", attrs=attributes(op, args), sizes={"H": SIZES["H"]}
-    )
-    if op not in NATIVE_HERE:
-        with pytest.raises(RuntimeError, match=rf"would run {native_cell(OPS[op])} .* on the CPU"):
-            session(**args)
-        return
-    for n in range(SIZES["T"], -1, -1):
-        check_op(compare, session, op, args | {"seq_len_max": n})
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_the_form_that_nobody_chose(compare, op):
-    """Has no loop, which the CPU would run; ONNX's own LSTM or GRU where it is the same."""
+    """Has no loop, which the CPU would run."""
     for attrs in attributes_of(op):
         session = onnx_export.Session(op, provider="webgpu", attrs=attrs)
         check_op(compare, session, op, arguments(op, **{"use_peephole": False, **attrs}))
-        kinds = {placed.op_type for placed in session.placement}
-        assert not kinds & CONTROL_FLOW
-        native = op in NATIVE_HERE and not attrs.get("cell_clip")
-        assert bool(kinds & {"LSTM", "GRU"}) == native
+        assert not {placed.op_type for placed in session.placement} & CONTROL_FLOW
 
 
 @pytest.mark.parametrize("steps", [50, 200])
-@pytest.mark.parametrize(("op", "loop"), [*((op, loop) for op in SEQUENCES for loop in LOOPS), *(
-    (op, "native") for op in NATIVE_HERE)])  # fmt: skip
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("op", SEQUENCES)
 def test_many_steps(compare, op, loop, steps):
     sizes = {"T": steps, "B": 2, "I": 3, "H": 4}
     for attrs in attributes_of(op):
-        if loop == "native" and attrs.get("cell_clip"):
-            continue
-        session = onnx_export.Session(
-            op, provider="webgpu", loop=loop, attrs=attrs, sizes={letter: sizes[letter] for letter in "TH"}
-        )
+        session = onnx_export.Session(op, provider="webgpu", loop=loop, attrs=attrs, sizes={"T": steps})
         args = arguments(op, sizes, seq_len_max=steps - 3, **{"use_peephole": False, **attrs})
         check_op(compare, session, op, args)
 
@@ -350,11 +323,10 @@ def test_random_ops(compare, case, seed):
     options = {"functions": bool(g.integers(2)), "opset": int(g.integers(15, 22))}
     args = arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=int(g.integers(sizes["T"] + 1)), seed=case,
                      **drawn_attrs)  # fmt: skip
-    native = op in NATIVE_HERE and not args.get("cell_clip") and dtype == "float32"
-    loop = str(g.choice([*LOOPS, *["native"] * native]))
+    loop = str(g.choice(LOOPS))
     print(f"{op} {sizes} {attributes(op, args)} {dtype} {loop} {options}")
     session = onnx_export.Session(op, provider="webgpu", dtype=dtype, attrs=attributes(op, args), loop=loop,
-                                  sizes={letter: sizes[letter] for letter in "TH"}, **options)  # fmt: skip
+                                  sizes={"T": sizes["T"]}, **options)  # fmt: skip
     check_op(compare, session, op, args)
 
 

@@ -10,7 +10,7 @@ from calls import WITH_PEEPHOLE, check, converted, good
 from cases import FUNCTIONS, arguments
 from forms import Protocol, Subclass, backwards, byte_swapped, memmap, misaligned, read_only, strided
 
-from blockcell import _bind
+from blockcell import op_arguments
 from blockcell.optable import OPS
 
 pytestmark = pytest.mark.usefixtures("good_calls_afterwards")
@@ -65,8 +65,8 @@ def test_same_values_same_bits(op, dtype, tmp_path):
 def test_good_arrays_are_not_converted(op, dtype, monkeypatch):
     """Also with ``out`` and without peepholes. Very large ones do pass through the converter."""
     calls = []
-    read = _bind.Converter.read
-    monkeypatch.setattr(_bind.Converter, "read", lambda *args: calls.append(args) or read(*args))
+    read = op_arguments.Converter.read
+    monkeypatch.setattr(op_arguments.Converter, "read", lambda *args: calls.append(args) or read(*args))
     for peephole in (True, False) if op in WITH_PEEPHOLE else (True,):
         args = good(op, dtype, peephole)
         out = tuple(FUNCTIONS[op](**args))

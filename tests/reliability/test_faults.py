@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from blockcell import GRU, LSTM, _cpu
 
 FAULTS = Path(__file__).parents[2] / "tools" / "faults.py"
 SHIM = FAULTS.with_name("malloc_shim.c")
-GROUPS = ["ops", "layers", "streams", "scorers", "sessions", "files", "export"]
+GROUPS = ["ops", "layers", "streams", "scorers", "sessions", "files"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 threaded = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
@@ -66,15 +67,19 @@ def disturb(fault, group, count, request, threads=2, minutes=2.0, third=""):
 # Protobuf crashes if one of its own allocations fails. Where models are written, MemoryError comes from the Python code
 # around it instead.
 FAULTS_OF_ALL = ["allocations", "mallocs", "interrupts"]
-PLACES = [(fault, group) for fault in FAULTS_OF_ALL for group in GROUPS if group != "export"]
-PLACES += [("errors", "export"), ("interrupts", "export"), ("allocations", "steps"), ("mallocs", "steps")]
+OF_SOME = [("errors", "export"), ("interrupts", "export"), ("allocations", "steps"), ("mallocs", "steps")]
+EVERY_PLACE = [*product(FAULTS_OF_ALL, GROUPS), *OF_SOME]
 
 
-@pytest.mark.parametrize(("fault", "group"), PLACES)
-def test_some_places(fault, group, request):
+@pytest.mark.parametrize("fault", FAULTS_OF_ALL)
+def test_some_places(fault, request):
     """Of scenarios in which all faults can be, each fault is in a third, so that each scenario meets one."""
-    everything = group in ("steps", "export")
-    disturb(fault, group, 4, request, third="" if everything else FAULTS_OF_ALL.index(fault))
+    disturb(fault, ",".join(GROUPS), 4, request, third=FAULTS_OF_ALL.index(fault))
+
+
+@pytest.mark.parametrize(("fault", "group"), OF_SOME)
+def test_some_places_of_some_faults(fault, group, request):
+    disturb(fault, group, 4, request)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -86,7 +91,7 @@ def test_every_place_of_first_calls(fault, threads, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("fault", "group"), PLACES)
+@pytest.mark.parametrize(("fault", "group"), EVERY_PLACE)
 def test_every_place(fault, group, threads, request):
     count = 300 if group == "export" else 0  # of some ten thousand places; 0: all
     disturb(fault, group, count, request, threads, minutes=40)
@@ -106,11 +111,6 @@ def test_no_more_threads(limit, before):
 @threaded
 def test_threads_of_steps():
     child("threads_of_steps")
-
-
-@linux
-def test_little_memory():
-    child("little_memory")
 
 
 def test_an_impossible_batch():

@@ -47,7 +47,7 @@ def check_fuzzer(target: str, seed: int, count: int, folder: Path) -> None:
     number = note.read_text().strip() if note.exists() else "none"
     outcome = f"{target}: mutant {number} ended with {result.returncode}"
     assert result.returncode == 0, f"{outcome}\n{result.stderr[-4000:]}"
-    counts = json.loads(result.stdout)
+    counts = json.loads(result.stdout.splitlines()[-1])  # onnxruntime may print before it
     done = f"{counts['refused']} refused, {counts['taken']} taken"
     most = f"at most {counts['seconds']:.2f} s of the CPU's time and {counts['mb']:.0f} MB"
     print(f"{target}: {count} mutants, {done}; {most}")

@@ -15,6 +15,7 @@ import copy
 import itertools
 import pickle
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,15 @@ DTYPES = [np.float32, np.float32, np.float64, np.float16]  # twice the usual one
 THREADS = [1, 2, 3, 8]
 SCHEMES = [None, "float16", "int8"]  # of quantization
 WAYS = st.sampled_from(_integer.available_instruction_sets())  # of products in integers
+LEVELS = st.sampled_from(_kernels.available_levels())
+PROCESSES = st.fixed_dictionaries(
+    {"threads": st.sampled_from(THREADS), "way": WAYS, "level": LEVELS, "caches": st.sampled_from(CACHES)}
+)
 # A single step packs its weights before it uses them from 16 rows a thread on (plan.pxd), and up to 16 rows reads them
 # as they lie (panels.pxd); a call below 12 microseconds has one thread (_cpu.pyx). B and H stand around these, and
 # between.
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
-HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
+HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 31, 33, 47, 48, 50, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)
 UNPROJECTED = st.sampled_from(["LSTM", "LSTM with all", "GRU", "GRU reset after", "RNN", "Dense"])
 KINDS = st.sampled_from(["projected LSTM", "coupled LSTM"]) | UNPROJECTED
@@ -146,7 +151,7 @@ def layers():
 @st.composite
 def whole_layers(draw):
     inputs, hidden, dtype = draw(INPUTS), draw(HIDDEN), draw(st.sampled_from(DTYPES))
-    one = draw(st.sampled_from([cells, bidirectional]))
+    one = draw(st.sampled_from([cells, partial(cells, reverse=True), bidirectional]))
     if draw(st.booleans()):
         return draw(one(inputs, hidden, dtype))
     return draw(stacks(inputs, dtype, draw(st.sampled_from([one, cells_or_stacks, bidirectional]))))
@@ -227,7 +232,7 @@ class Model:
         self.state = zeros(layer, batch)
 
     def refresh(self, layer):
-        quantized = quantized_to(self.scheme, layer)
+        quantized, self.over_time = quantized_to(self.scheme, layer), layer._over_time
         self.layer = quantized.dequantize() if self.scheme == "float16" else copy.copy(quantized)
 
     def after(self, x, state):
@@ -241,7 +246,7 @@ class Model:
     def rows_after(self, x, state, lengths=None, mask=None, reset=None):
         """The same of a layer of any kind, one row after the other, each without the steps that it leaves out."""
         T, B = x.shape[:2]
-        y, lasts = np.zeros((T, B, self.layer.output_size), x.dtype), []
+        y, lasts = np.zeros((*[T] * self.over_time, B, self.layer.output_size), x.dtype), []
         with on_threads(1), with_products_of("c"):
             for b in range(B):
                 counted = np.arange(T) < (T if lengths is None else lengths[b])
@@ -250,7 +255,8 @@ class Model:
                 if reset is not None:  # also at one of the steps that are left out before this one
                     options["reset"] = np.diff(reset[:, b].cumsum()[steps], prepend=0)[:, None] > 0
                 first = like(state, lambda a, b=b: a[b : b + 1])
-                y[steps, b : b + 1], last = self.layer(x[steps, b : b + 1], first, **options)
+                row = (steps, slice(b, b + 1)) if self.over_time else slice(b, b + 1)
+                y[row], last = self.layer(x[steps, b : b + 1], first, **options)
                 lasts.append(leaves(last))
         parts = zip(*lasts, strict=True)
         return y, like(state, lambda _: np.concatenate(next(parts)))
@@ -301,37 +307,50 @@ def with_products_of(way):
         _integer.use(before)
 
 
-class BusyMachine(RuleBasedStateMachine):
-    """Where other work takes the CPUs, calls back off; those of models, which set the number of threads, end that."""
+class Process(RuleBasedStateMachine):
+    """Threads, grids and the instructions for products in integers change between calls, at one CPU level.
 
-    @rule()
-    def back_off(self):
-        back_off()
+    Where other work takes the CPUs, calls back off; those of models, which set the number of threads, end that.
+    """
 
-
-class Streams(BusyMachine):
-    """A stream and its model side by side."""
-
-    @initialize(
-        layer=streamed(),
-        batch=BATCHES,
-        threads=st.sampled_from(THREADS),
-        scheme=st.sampled_from([None, *SCHEMES]),
-        way=WAYS,
-    )
-    def begin(self, layer, batch, threads, scheme, way):
+    def start(self, threads, way, level, caches):
         self.undo = contextlib.ExitStack()
+        self.undo.enter_context(with_machine(caches=caches))
         self.undo.enter_context(with_products_of(way))
+        patch = self.undo.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(_kernels, "ENGINES", _kernels.load(level))
         blockcell.set_num_threads(threads)
-        self.layer, self.batch = layer, batch
-        self.scheme = scheme if layer.dtype == np.float32 else None
-        self.source = quantized_to(self.scheme, layer)
-        self.stream, self.model = self.source.stream(batch), Model(layer, batch, self.scheme)
 
     def teardown(self):
         blockcell.set_num_threads(None)
         use_grid(*GRIDS[0])
         self.undo.close()
+
+    @rule()
+    def back_off(self):
+        back_off()
+
+    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
+    def set_num_threads(self, threads, grid=GRIDS[0]):
+        blockcell.set_num_threads(threads)
+        use_grid(*grid)
+
+    @rule(way=WAYS)
+    def use_other_instructions(self, way):
+        _integer.use(way)
+
+
+class Streams(Process):
+    """A stream and its model side by side."""
+
+    @initialize(data=st.data(), batch=BATCHES, scheme=st.sampled_from([None, *SCHEMES]), process=PROCESSES)
+    def begin(self, data, batch, scheme, process):
+        self.start(**process)
+        layer = data.draw(streamed())
+        self.layer, self.batch = layer, batch
+        self.scheme = scheme if layer.dtype == np.float32 else None
+        self.source = quantized_to(self.scheme, layer)
+        self.stream, self.model = self.source.stream(batch), Model(layer, batch, self.scheme)
 
     @invariant()
     def the_state_is_that_of_the_model(self):
@@ -457,9 +476,14 @@ class Streams(BusyMachine):
             array[...] = 9  # a copy, too
         self.model.state = state
 
-    @rule(how=st.sampled_from(["copy", "deepcopy", "pickle"]), seed=SEEDS, steps=st.integers(0, 3))
-    def go_on_with_a_copy(self, how, seed, steps):
-        """The other one has the same results and is on its own."""
+    @rule(
+        how=st.sampled_from(["copy", "deepcopy", "pickle"]),
+        seed=SEEDS,
+        steps=st.integers(0, 3),
+        caches=st.sampled_from(CACHES),
+    )
+    def go_on_with_a_copy(self, how, seed, steps, caches):
+        """The other one has the same results and is on its own; a pickle may be read on another machine."""
         old, x = self.stream, self.inputs(seed, steps)
         self.stream = {
             "copy": copy.copy,
@@ -470,10 +494,13 @@ class Streams(BusyMachine):
         assert same(old.run(x), y) and same(old.state, state)
         old.reset()
         assert type(self.stream) is type(old) and self.stream.batch == self.batch
+        self.source = self.stream.layer
         if self.scheme is None:
-            self.layer = self.source = self.stream.layer
+            self.layer = self.source
+        if how == "pickle":
+            _cpu.use_machine(caches=caches)
 
-    # ---------------------------------------------------------------------------------------------- weights and threads
+    # -------------------------------------------------------------------------------------------------------- weights
     @precondition(lambda self: self.scheme is None)
     @rule(seed=SEEDS)
     def set_weights(self, seed):
@@ -485,16 +512,6 @@ class Streams(BusyMachine):
         """Of a quantized layer, which nothing changes, it does nothing."""
         self.stream.refresh()
         self.model.refresh(self.layer)
-
-    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
-    def set_num_threads(self, threads, grid=GRIDS[0]):
-        blockcell.set_num_threads(threads)
-        use_grid(*grid)
-
-    @precondition(lambda self: self.model.scheme == "int8")
-    @rule(way=WAYS)
-    def use_other_instructions(self, way):
-        _integer.use(way)
 
     # -------------------------------------------------------------------------------------------------------- bad calls
     def refuse(self, call):
@@ -630,22 +647,24 @@ class Streams(BusyMachine):
 
 
 # -------------------------------------------------------------------------------------------------------------- layers
-class Layers(BusyMachine):
+class Layers(Process):
     """A layer and a copy of it that uses one thread; tapes stay good whatever happens in between.
 
     The copy's arrays are byte-swapped, so that it has to read and convert them, where the layer takes them as they are.
+    Beside a quantized layer its rows are computed one after the other.
     """
 
-    @initialize(layer=layers(), threads=st.sampled_from(THREADS))
-    def begin(self, layer, threads):
-        blockcell.set_num_threads(threads)
-        self.layer, self.model = layer, copy.copy(layer)
-        self.tapes = []
+    @initialize(data=st.data(), scheme=st.sampled_from([None, None, *SCHEMES[1:]]), process=PROCESSES)
+    def begin(self, data, scheme, process):
+        self.start(**process)
+        layer, self.tapes = data.draw(layers()), []
+        self.scheme = scheme if layer.dtype == np.float32 else None
+        self.layer = quantized_to(self.scheme, layer)
+        self.model = Model(layer, 1, self.scheme) if self.scheme else copy.copy(layer)
 
-    def teardown(self):
-        blockcell.set_num_threads(None)
-        use_grid(*GRIDS[0])
+    is_not_quantized = precondition(lambda self: self.scheme is None)
 
+    @is_not_quantized
     @invariant()
     def the_weights_are_those_of_the_model(self):
         assert same(self.layer.weights, self.model.weights)
@@ -679,15 +698,22 @@ class Layers(BusyMachine):
     )
     def call(self, seed, T, B, form, state, lengths, reset, mask, batch_first):
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
+        if self.scheme:
+            options.pop("masked", None)
         if form == "list" and 0 in (T, B):
             form = "as it is"  # an empty list has no shape
         args = turned(x, options) if batch_first else (x, options)
         if form == "backwards" and state:
             args[1]["state"] = like(options["state"], FORMS[form])
         y, last = self.layer(FORMS[form](args[0]), **args[1])
-        with on_threads(1):
-            assert same((swapped(y, batch_first), last), self.model(byte_swapped(x), **options))
+        if self.scheme:
+            expected = self.model.rows_after(x, options.pop("state", zeros(self.layer, B)), **options)
+        else:
+            with on_threads(1):
+                expected = self.model(byte_swapped(x), **options)
+        assert same((swapped(y, batch_first), last), expected)
 
+    @is_not_quantized
     @rule(
         seed=SEEDS,
         T=steps,
@@ -723,6 +749,7 @@ class Layers(BusyMachine):
             expected = model.backward(expected_tape, byte_swapped(d_y) if with_y else None, d_state)
         assert same((swapped(d_x, tape.batch_first), *gradients), expected)
 
+    @is_not_quantized
     @rule(seed=SEEDS)
     def set_weights(self, seed):
         weights = new_weights(self.layer, seed)
@@ -735,13 +762,9 @@ class Layers(BusyMachine):
     def go_on_with_a_copy(self, how):
         """The old one's weights are its own."""
         old, self.layer = self.layer, how(self.layer)
-        self.model = copy.copy(self.model)
-        old.set_weights(**{name: np.zeros_like(array) for name, array in old.weights.items()})
-
-    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
-    def set_num_threads(self, threads, grid=GRIDS[0]):
-        blockcell.set_num_threads(threads)
-        use_grid(*grid)
+        if self.scheme is None:
+            self.model = copy.copy(self.model)
+            old.set_weights(**{name: np.zeros_like(array) for name, array in old.weights.items()})
 
     @rule(bad=st.sampled_from(sorted(BAD_INPUTS)), seed=SEEDS, training=st.booleans())
     def bad_call(self, bad, seed, training):
@@ -751,8 +774,9 @@ class Layers(BusyMachine):
         if bad in ("a row more", "no rows") and not leaves(state):
             return  # of dense layers
         with pytest.raises(REFUSED):
-            (self.layer.forward if training else self.layer)(BAD_INPUTS[bad](x), state)
+            (self.layer.forward if training and not self.scheme else self.layer)(BAD_INPUTS[bad](x), state)
 
+    @is_not_quantized
     @rule(seed=SEEDS, data=st.data())
     def bad_weights(self, seed, data):
         """All are good but one: none is taken."""
@@ -762,130 +786,6 @@ class Layers(BusyMachine):
         wrong[name] = np.concatenate([wrong[name], np.zeros((1, *wrong[name].shape[1:]), wrong[name].dtype)])
         with pytest.raises(ValueError):
             self.layer.set_weights(**wrong)
-
-
-# ---------------------------------------------------------------------------------------------------- quantized layers
-class QuantizedLayers(BusyMachine):
-    """A quantized layer and streams of several batches, at any CPU level and with caches of any size; sizes stand
-    around whole lines of units, of which one row takes several panels at once and the last ones share lines."""
-
-    rows = st.integers(1, 9) | st.just(24)
-    caches = st.sampled_from(CACHES)
-    hidden = st.sampled_from([15, 16, 17, 31, 33, 48, 50, 63, 65]) | st.integers(1, 70)
-
-    @initialize(
-        data=st.data(),
-        inputs=INPUTS,
-        hidden=hidden,
-        form=st.sampled_from(["cell", "cell", "cell", "reverse", "bidirectional", "stack"]),
-        scheme=st.sampled_from(SCHEMES[1:]),
-        way=WAYS,
-        level=st.sampled_from(_kernels.available_levels()),
-        caches=caches,
-        threads=st.sampled_from(THREADS),
-        grid=st.sampled_from(GRIDS),
-    )
-    def begin(self, data, inputs, hidden, form, scheme, way, level, caches, threads, grid):
-        self.undo = contextlib.ExitStack()
-        self.undo.enter_context(with_machine(caches=caches))
-        self.undo.enter_context(with_products_of(way))
-        patch = self.undo.enter_context(pytest.MonkeyPatch.context())
-        for name, loaded in zip(("KERNELS", "REQUIREMENTS", "LAYERS"), _kernels.load(level), strict=True):
-            patch.setattr(_kernels, name, loaded)
-        blockcell.set_num_threads(threads)
-        use_grid(*grid)
-        drawn = {
-            "cell": lambda: cells(inputs, hidden, np.float32),
-            "reverse": lambda: cells(inputs, hidden, np.float32, reverse=True),
-            "bidirectional": lambda: bidirectional(inputs, hidden, np.float32),
-            "stack": lambda: stacks(inputs, np.float32, cells) | stacks(inputs, np.float32, bidirectional),
-        }[form]()
-        self.layer, self.scheme = data.draw(drawn), scheme
-        self.quantized, self.model = self.layer.quantize(scheme), Model(self.layer, 1, scheme)
-        self.steps = form == "cell"  # whether it can be called for one step after the other
-        self.streams = {}
-
-    def teardown(self):
-        blockcell.set_num_threads(None)
-        use_grid(*GRIDS[0])
-        self.undo.close()
-
-    @invariant()
-    def the_states_are_those_of_the_models(self):
-        assert all(same(stream.state, model.state) for stream, model in self.streams.values())
-
-    def inputs(self, seed, *shape):
-        return uniform(seed, (*shape, self.quantized.input_size), np.float32)
-
-    def states(self, seed, B):
-        g = np.random.default_rng(seed)
-        return like(zeros(self.quantized, B), lambda a: uniform(g, a.shape, a.dtype))
-
-    @rule(
-        seed=SEEDS, T=st.sampled_from([0, 1, 1, 2, 5, 12]), B=rows, with_state=st.booleans(), batch_first=st.booleans()
-    )
-    def call(self, seed, T, B, with_state, batch_first):
-        x, state = self.inputs(seed, T, B), self.states(seed, B) if with_state else None
-        y, last = self.quantized(x.swapaxes(0, 1) if batch_first else x, state, batch_first=batch_first)
-        model = self.model.after if self.steps else self.model.rows_after
-        assert same((swapped(y, batch_first), last), model(x, zeros(self.quantized, B) if state is None else state))
-
-    @rule(
-        seed=SEEDS,
-        T=st.sampled_from([1, 2, 5, 12]),
-        B=rows,
-        kind_of_ends=st.sampled_from([None, "lengths", "mask"]),
-        reset=st.booleans(),
-        batch_first=st.booleans(),
-    )
-    def call_of_rows(self, seed, T, B, kind_of_ends, reset, batch_first):
-        """Which end, leave out steps, or begin anew."""
-        g, x, state, options = np.random.default_rng(seed), self.inputs(seed, T, B), self.states(seed, B), {}
-        if kind_of_ends:
-            options[kind_of_ends] = g.integers(0, T + 1, B) if kind_of_ends == "lengths" else g.random((T, B)) < 0.7
-        if reset:
-            options["reset"] = g.random((T, B)) < 0.3
-        args = turned(x, options) if batch_first else (x, options)
-        y, last = self.quantized(args[0], state, **args[1])
-        assert same((swapped(y, batch_first), last), self.model.rows_after(x, state, **options))
-
-    @precondition(lambda self: self.steps)
-    @rule(B=rows)
-    def stream(self, B):
-        self.streams[B] = self.quantized.stream(B), Model(self.layer, B, self.scheme)
-
-    @precondition(lambda self: self.streams)
-    @rule(seed=SEEDS, T=st.sampled_from([None, None, None, 0, 1, 2, 5, 12]), data=st.data())
-    def step_or_run(self, seed, T, data):
-        """T: steps of a run."""
-        stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
-        x = self.inputs(seed, 1 if T is None else T, stream.batch)
-        y = stream.step(x[0])[None] if T is None else stream.run(x)
-        assert same(y, model.run(x))
-
-    @precondition(lambda self: self.streams)
-    @rule(seed=SEEDS, T=st.sampled_from([1, 1, 2, 5, 12]), with_lengths=st.booleans(), data=st.data())
-    def run_rows(self, seed, T, with_lengths, data):
-        stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
-        g = np.random.default_rng(seed)
-        rows = g.permutation(stream.batch)[: g.integers(0, stream.batch + 1)]
-        x, lengths = self.inputs(seed, T, len(rows)), g.integers(0, T + 1, len(rows)) if with_lengths else None
-        assert same(stream.run(x, rows=rows, lengths=lengths), model.run_rows(x, rows, lengths))
-
-    @precondition(lambda self: self.streams)
-    @rule(seed=SEEDS, data=st.data())
-    def write_state(self, seed, data):
-        stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
-        stream.state = model.state = self.states(seed, stream.batch)
-
-    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS), caches=caches, way=WAYS)
-    def go_on_elsewhere(self, threads, grid, caches, way):
-        """In another process, with the same CPU level."""
-        blockcell.set_num_threads(threads)
-        use_grid(*grid)
-        _cpu.use_machine(caches=caches)
-        _integer.use(way)
-        self.quantized, self.streams = pickle.loads(pickle.dumps((self.quantized, self.streams)))
 
 
 # ------------------------------------------------------------------------------------------------------------ sessions
@@ -903,30 +803,27 @@ class Hooked:
         return getattr(self.stream, name)
 
 
-class ManySessions(BusyMachine):
+class ManySessions(Process):
     """Sessions of one layer at two places, each of them beside the layer that is called for it alone."""
 
     places = st.integers(0, 1)
     limits = st.sampled_from([None, None, 1, 1, 2, 5, 40])
 
     @initialize(
-        layer=streamed(),
+        data=st.data(),
         capacity=st.sampled_from([1, 2, 5]),
-        threads=st.sampled_from(THREADS),
         scheme=st.sampled_from([None, *SCHEMES]),
+        process=PROCESSES,
     )
-    def begin(self, layer, capacity, threads, scheme):
-        blockcell.set_num_threads(threads)
+    def begin(self, data, capacity, scheme, process):
+        self.start(**process)
+        layer = data.draw(streamed())
         scheme = scheme if layer.dtype == np.float32 else None
         self.layer, self.model = layer, Model(layer, 1, scheme)
         source = quantized_to(scheme, layer)
         self.there = [blockcell.Sessions(source, capacity=capacity) for _ in range(2)]
         self.known = [{}, {}]  # by id: the state, and what waits
         self.ended = [[], []]
-
-    def teardown(self):
-        blockcell.set_num_threads(None)
-        use_grid(*GRIDS[0])
 
     @invariant()
     def as_many_as_are_open(self):
@@ -1074,11 +971,6 @@ class ManySessions(BusyMachine):
             results = sessions.step(limit)
         self.check(results, expected)
 
-    @rule(threads=st.sampled_from(THREADS), grid=st.sampled_from(GRIDS))
-    def set_num_threads(self, threads, grid=GRIDS[0]):
-        blockcell.set_num_threads(threads)
-        use_grid(*grid)
-
     @rule(
         place=places, seed=SEEDS, bad=st.sampled_from(["rank", "column", "dtype", "text", "closed", "limit", "state"])
     )
@@ -1109,7 +1001,7 @@ class ManySessions(BusyMachine):
 
 
 # ------------------------------------------------------------------------------------------------------------- scorers
-class Scorers(BusyMachine):
+class Scorers(Process):
     """A scorer beside calls of its layer with one sequence at a time, on one thread."""
 
     outputs = st.sampled_from(["last", "all", "mean", np.flip])
@@ -1117,25 +1009,19 @@ class Scorers(BusyMachine):
     numbers = st.sampled_from([0, 1, 2, 7, 20]) | st.integers(0, 70)
 
     @initialize(
-        layer=layers(),
-        threads=st.sampled_from(THREADS),
+        data=st.data(),
         scheme=st.sampled_from([None, None, None, *SCHEMES]),
-        way=WAYS,
         output=outputs,
         batch=st.integers(1, 9),
+        process=PROCESSES,
     )
-    def begin(self, layer, threads, scheme, way, output, batch):
-        self.undo = contextlib.ExitStack()
-        self.undo.enter_context(with_products_of(way))
+    def begin(self, data, scheme, output, batch, process):
+        self.start(**process)
         self.folder = Path(self.undo.enter_context(tempfile.TemporaryDirectory()))
-        blockcell.set_num_threads(threads)
+        layer = data.draw(layers())
         self.layer, self.scheme = layer, scheme if layer.dtype == np.float32 else None
         self.iterators = []
         self.new_scorer(output=output, batch=batch, threads=1, source="layer")
-
-    def teardown(self):
-        blockcell.set_num_threads(None)
-        self.undo.close()
 
     @rule(output=outputs, batch=st.integers(1, 9), threads=threads, source=st.sampled_from(["layer", "path"]))
     def new_scorer(self, output, batch, threads, source):
@@ -1202,15 +1088,6 @@ class Scorers(BusyMachine):
         """The scorer keeps those that it has."""
         self.layer.set_weights(**new_weights(self.layer, seed))
 
-    @rule(threads=st.sampled_from(THREADS))
-    def set_num_threads(self, threads):
-        blockcell.set_num_threads(threads)
-
-    @precondition(lambda self: self.model.scheme == "int8")
-    @rule(way=WAYS)
-    def use_other_instructions(self, way):
-        _integer.use(way)
-
     @rule(seed=SEEDS, longest=longest, event=st.sampled_from(["score", "weights", "threads"]))
     def meddle(self, seed, longest, event):
         """The conversion of a sequence uses the scorer, its layer or the threads."""
@@ -1248,21 +1125,18 @@ class Scorers(BusyMachine):
 MACHINES = {
     "streams": Streams,
     "layers": Layers,
-    "quantized layers": QuantizedLayers,
     "sessions": ManySessions,
     "scorers": Scorers,
 }
 FEW = {
     "streams": (100, 30),
-    "layers": (80, 15),
-    "quantized layers": (80, 15),
+    "layers": (160, 15),
     "sessions": (60, 25),
     "scorers": (60, 15),
 }  # examples, and calls in each
 MANY = {
     "streams": (5000, 60),
-    "layers": (3000, 40),
-    "quantized layers": (8000, 20),
+    "layers": (11_000, 40),
     "sessions": (3000, 60),
     "scorers": (3000, 30),
 }
@@ -1291,30 +1165,3 @@ def test_any_sequence_of_calls(name, seed):
 @pytest.mark.parametrize("name", MACHINES)
 def test_many_sequences_of_calls(name, seed):
     explore(name, *MANY[name], seed)
-
-
-# ----------------------------------------------------------------------------------------------- the plainest sequence
-@pytest.mark.parametrize("batch", [4, 16, 70])
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "stack"])
-def test_rows_split_over_threads(name, batch):
-    """The threads of a run split the rows, those of a step do not; after each the state is the same arrays."""
-    layer = {
-        "LSTM": lambda: LSTM.init(64, 64, seed=0),
-        "GRU": lambda: GRU.init(64, 64, seed=0),
-        "stack": lambda: Stack(
-            [LSTM.init(64, 64, seed=0), Stack([GRU.init(64, 48, seed=1)]), LSTM.init(48, 64, seed=2)]
-        ),
-    }[name]()
-    stream, model = layer.stream(batch), Model(layer, batch)
-    x = uniform(1, (36, batch, 64), np.float32)
-    for k, threads in enumerate([2, 2, 1, 3, 2, 8]):
-        with on_threads(threads):
-            part = x[6 * k : 6 * k + 6]
-            assert same(stream.run(part[:5]), model.run(part[:5]))
-            assert same(stream.state, model.state)
-            stream.reset([k % batch])
-            model.reset([k % batch])
-            assert same(stream.step(part[5]), model.run(part[5:])[0])
-            stream = pickle.loads(pickle.dumps(stream)) if k % 2 else stream
-            stream.state = model.state = like(model.state, lambda a: a * a.dtype.type(0.5))
-            assert same(stream.state, model.state)

@@ -228,17 +228,6 @@ def test_a_point_counts_unmarked_rounds_and_the_better_number_of_threads():
     ]
 
 
-def test_a_point_asks_those_with_its_number_of_threads():
-    workers = {
-        ("blockcell", 1): Worker(),
-        ("blockcell", 2): Worker(2.0),
-        ("torch", 1): Worker(),
-        ("torch", 2): Worker(5),
-    }
-    rows = measured(workers, [2], [False]).rows()
-    assert [figures(row)[:4] for row in rows] == [["blockcell", 2, 2e6, 1.0], ["torch", 2, 5e6, 2.5]]
-
-
 def test_a_peer_whose_process_ends_is_left_out(capsys):
     peer, other = Worker(3.0, None, 3.0), Worker(6.0, 6.0, 6.0)
     workers = {("blockcell", 1): Worker(2.0, 2.0, 2.0), ("torch", 1): peer, ("openvino", 1): other}
@@ -338,12 +327,6 @@ def row(
     return dict(zip(bench.COLUMNS, line, strict=True))
 
 
-def test_files_are_read_as_they_were_written(tmp_path):
-    rows, about = [row("blockcell"), row("torch", 2, ratio=1.2, low=1.1, high=1.3, marked=2)], {"cpu": "any"}
-    bench.write(tmp_path / "a.csv", rows, about)
-    assert bench.read(tmp_path / "a.csv") == (rows, about)
-
-
 def test_files_without_spread_are_read(tmp_path):
     """Those of earlier versions."""
     text = (
@@ -382,16 +365,6 @@ def test_again_measures_what_is_short():
         (16, bench.ONE_AND_ALL),
         (40, bench.ONE_AND_ALL),
     ]
-
-
-def test_merging_replaces_points():
-    new = [row("blockcell", 2, rounds=15), row("torch", 2, ratio=1.4, rounds=15)]
-    key = lambda row: (row["H"], row["threads"], row["candidate"])  # noqa: E731
-    rows = bench.merge_rows(POINTS, new, same_threads=True)
-    kept = [row for row in POINTS if (row["H"], row["threads"]) != (16, 2)]
-    assert sorted(rows, key=key) == sorted(kept + new, key=key)
-    rows = bench.merge_rows(POINTS, new, same_threads=False)  # there a point has both numbers of threads
-    assert sorted(rows, key=key) == sorted([row for row in POINTS if row["H"] != 16] + new, key=key)
 
 
 def test_again_from_file_to_file(tmp_path, monkeypatch):

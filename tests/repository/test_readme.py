@@ -109,53 +109,22 @@ def test_page_runs(name, tmp_path, monkeypatch, capsys):
         assert is_close(printed.rstrip(), expected.rstrip()), f"{command}\n{printed}"
 
 
-NO_REASONS = {  # but names, hints in parentheses, what a weight is called, and the end of reasons
-    "...: the node ... is a ...",
-    "the node ... is a ...",
-    "the cell state, the node ...,",
-    "several states, of its runs",
-    "GRU that resets after",
-    "TensorFlow's cells have 1.0 by default",
-    "0 if it had none",
-    "zeros: it has no bias",
-    "..., which is no text",  # of a node that is then no Saver's
-    "..., which is no slice",
-}
-TENSORFLOW = ROOT / "blockcell" / "tensorflow"
-UNSAID = {"sequences"}  # what it does not understand refuses no cell
-FINDING = [path for path in sorted(TENSORFLOW.glob("cells/**/*.py")) if path.stem not in UNSAID]
-WITHOUT_REASONS = {"__init__", "crc32c", "objects", "variables"}
-READING = [path for path in sorted(TENSORFLOW.glob("*.py")) if path.stem not in WITHOUT_REASONS]
-
-
-def texts(paths):
-    """Yield every text of several words, but for docstrings; "..." stands for a value in an f-string."""
-    for path in paths:
-        tree = ast.parse(path.read_text())
-        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+def texts(folder):
+    """Yield every text in the code of a folder; "..." stands for a value in an f-string."""
+    for path in sorted(folder.glob("**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                text = "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-                text = node.value
-            else:
-                continue
-            if len(text.replace("...", "").split()) > 3 and text not in NO_REASONS:
-                yield text
+                yield "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
 
 
-def test_every_reason_to_refuse_a_cell_is_explained():
-    """The page quotes words of every reason to refuse a cell, and no other words; of files, no other words."""
+def test_messages_on_the_page_of_tensorflow_are_those_of_the_code():
+    """The page quotes words of reasons to refuse a cell or a file, and no other words."""
     _, _, page = (PAGES / "move-tensorflow-1.md").read_text().partition("## When a cell is refused\n")
-    pages = page.split("## When a file is refused\n")
-    columns = [" ".join(re.findall(r"^\| (`.*?`) \|", part, re.MULTILINE)) for part in pages]
-    cells, files = (re.findall("`(.*?)`", column) for column in columns)
-    reasons = [*texts(FINDING)]
-    assert not [text for text in reasons if not any(words in text for words in cells)]
-    assert not [words for words in cells if not any(words in text for text in reasons)]
-    given = [*texts(READING)]
-    assert not [words for words in files if not any(words in text for text in given)]
+    column = " ".join(re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE))
+    messages = [*texts(ROOT / "blockcell" / "tensorflow")]
+    assert not [words for words in re.findall("`(.*?)`", column) if not any(words in text for text in messages)]
 
 
 def words_of_sources():

@@ -7,19 +7,19 @@ import pytest
 from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
-    "pyx": 12380,
-    "blockcell": 12990,
-    "blockcell/convert": 6965,
+    "pyx": 12445,
+    "blockcell": 12265,
+    "blockcell/convert": 7340,
     "blockcell/tensorflow": 8840,
-    "onnx_export": 5750,
-    "tests": 45500,
-    "tools": 4310,
-    "benchmarks": 4110,
+    "onnx_export": 5515,
+    "tests": 44050,
+    "tools": 3735,
+    "benchmarks": 3965,
     "examples": 2870,
     "docs": 123,
     "": 313,
 }
-PAGES = 391_000  # bytes of Markdown
+PAGES = 373_000  # bytes of Markdown
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".js", ".css", ".html"}
 
 

@@ -1,8 +1,8 @@
 """In one process with PyTorch: which OpenMP runtime's threads compute, by the order of the imports; the same results.
 
 A wheel that was repaired has a runtime of its own.  Whether its kernels use it or PyTorch's is up to the dynamic
-linker, which prefers what is there for all: PyTorch puts its own there when it is imported.
-`python tools/wheels.py` runs these tests with such a wheel, others with a copy that is like it.
+linker, which prefers what is there for all: PyTorch puts its own there when it is imported.  What is tested is such a
+wheel, if it is installed, or a copy that is like it.
 """
 
 import platform

@@ -14,7 +14,7 @@ from bits import same
 from peer_cases import BOUNDS, check_configurations, parts_of, random_sizes, worst_of
 from torch_cases import MARKS, hx_of, states_of
 
-from blockcell import convert
+from blockcell import _kernels, convert
 
 torch = pytest.importorskip("torch")
 nn = pytest.importorskip("blockcell.torch")
@@ -206,7 +206,9 @@ def test_bits_after_any_calls_on_any_threads(kind, seed):
             if results[-1][0].requires_grad:
                 torch.autograd.backward(results[-1], [torch.cos(a.detach()) for a in results[-1]])
             results[-1] += [parameter.grad for parameter in other.parameters()]
-        *_, count, _ = module._op._plan_kernel("forward", op.LayerSizes(T, B, 48, 96, 96), dtype, threads, False)
+        activations = _kernels.LSTMOptions(ifco=True) if kind == "LSTM" else module._op._activations
+        arguments = "forward", (T, B, 48, 96), threads, [*op.DTYPES].index(dtype), 0, True, activations
+        *_, count, _ = _kernels.plan_layer(module._op._kernel, *arguments)
         planned.add(count)
         where = f"call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
         asked = [True] * (2 + (kind == "LSTM")) + [parameter.requires_grad for parameter in module.parameters()]

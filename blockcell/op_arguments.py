@@ -1,53 +1,18 @@
-"""From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
-
-`bind` makes the `OpRunner` of an op, compiled, which passes on what a kernel can take as it is. Other arrays go to a
-`Converter`, which converts them or says what is wrong with them. Both work from the op's row in the table.
-"""
+"""Arrays of an op's call that its kernel cannot take as they are: validation, conversion, allocation, ``out=``."""
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._args import OpRunner, empty
-from ._kernels import KERNELS, REQUIREMENTS, Kernels, Requirements
+from ._args import empty
 from .argument_reader import ArgumentReader, as_kernels_take, form
 from .errors import short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
-
-
-def bind(op: Op, kernels: Kernels = KERNELS, requirements: Requirements = REQUIREMENTS) -> OpRunner:
-    """Return a runner of the op with its kernel, one of `kernels`."""
-    reader = ArgumentReader(op.name)
-    positions = parameter_positions(op, kernels[op.kernel][0].function)
-    return OpRunner(op, kernels[op.kernel], requirements[op.kernel], positions, reader, Converter(op, reader))
-
-
-def parameter_positions(op: Op, kernel: Callable[..., int]) -> dict[str, int]:
-    """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
-    names = [tensor.parameter for tensor in op.inputs if tensor.read] + [tensor.parameter for tensor in op.outputs]
-    names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
-    names += ["seq_len_max"] * op.sequence + ["scratch", "engine", "threads", "members", "ready"]
-    parameters = list(inspect.signature(kernel).parameters)
-    unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
-    if unknown or missing:
-        wrong = [f"takes {name}, which it is not given" for name in unknown]
-        wrong += [f"does not take {name}, which it is given" for name in missing]
-        raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
-    return {name: position for position, name in enumerate(parameters)}
-
-
-class Sizes(NamedTuple):
-    """The values of the letters, and the shapes of the inputs that fix them."""
-
-    values: dict[str, int]
-    shapes: dict[str, tuple[int, ...]]
 
 
 class CheckedInputs(NamedTuple):
@@ -56,13 +21,14 @@ class CheckedInputs(NamedTuple):
     arrays: tuple[Array | None, ...]
     number: int
     """The position of their dtype in DTYPES."""
-    sizes: Sizes
+    sizes: dict[str, int]
+    """The values of the letters."""
     use_peephole: bool
 
     @property
     def letters(self) -> tuple[int, ...]:
         """T, B, I, H; T is 1 for an op of a single step."""
-        return tuple(self.sizes.values.get(letter, 1) for letter in LETTERS)
+        return tuple(self.sizes.get(letter, 1) for letter in LETTERS)
 
 
 class Converter:
@@ -119,10 +85,10 @@ class Converter:
             )
         return self.reader.array(tensor.name, value)
 
-    def _sizes(self, arrays: Sequence[Array | None], use_peephole: bool) -> Sizes:
+    def _sizes(self, arrays: Sequence[Array | None], use_peephole: bool) -> dict[str, int]:
         """Return the letters' values, after a check of every shape."""
         op = self.op
-        sizes = Sizes({}, {})
+        sizes: dict[str, int] = {}
         for tensor, array in zip(op.inputs, arrays, strict=True):
             if tensor.name in self.sources.values():
                 assert array is not None
@@ -130,29 +96,26 @@ class Converter:
                 if array.ndim != len(words):
                     expected = f"expected rank {len(words)}, {form(tensor.shape)}"
                     raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; {expected}")
-                fixed = (
-                    pair for pair in zip(words, array.shape, strict=True) if self.sources.get(pair[0]) == tensor.name
-                )
-                sizes.values.update(fixed)
-                sizes.shapes[tensor.name] = array.shape
+                pairs = zip(words, array.shape, strict=True)
+                sizes.update(pair for pair in pairs if self.sources.get(pair[0]) == tensor.name)
         for tensor, array in zip(op.inputs, arrays, strict=True):
             if tensor.peephole and not use_peephole:
                 if array is not None and array.ndim != 1:
                     expected = "expected rank 1, of any length while use_peephole is False"
                     raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; {expected}")
-            elif array is not None and array.shape != (expected_shape := sizes_of(tensor.shape, sizes.values)):
-                expected = _expected(tensor, expected_shape) + self._origin(tensor, sizes)
+            elif array is not None and array.shape != (expected_shape := sizes_of(tensor.shape, sizes)):
+                expected = _expected(tensor, expected_shape) + self._origin(tensor, sizes, arrays)
                 raise ValueError(f"{op.name}: {tensor.name} has shape {array.shape}; expected {expected}")
         return sizes
 
-    def _origin(self, tensor: Tensor, sizes: Sizes) -> str:
+    def _origin(self, tensor: Tensor, sizes: dict[str, int], arrays: Sequence[Array | None]) -> str:
         """Write where sizes are from: ``" with I=3 from x (shape (2, 3)), H=5 from h_prev (shape (2, 5))"``."""
-        parts, named = [], set()
+        parts: list[str] = []
+        named = zip(self.op.inputs, arrays, strict=True)
+        shapes = {t.name: f" (shape {array.shape})" for t, array in named if array is not None}
         for letter, source in self.sources.items():
             if letter in tensor.shape and source != tensor.name:
-                shape = "" if source in named else f" (shape {sizes.shapes[source]})"
-                named.add(source)
-                parts.append(f"{letter}={sizes.values[letter]} from {source}{shape}")
+                parts.append(f"{letter}={sizes[letter]} from {source}{shapes.pop(source, '')}")
         return f" with {', '.join(parts)}"
 
     # ---------------------------------------------------------------------------------------------------------- outputs
@@ -161,17 +124,18 @@ class Converter:
         peepholes = [array for tensor, array in zip(op.inputs, inputs.arrays, strict=True) if tensor.peephole]
         shapes = []
         for tensor in op.outputs:
-            shape = sizes_of(tensor.shape, sizes.values)
+            shape = sizes_of(tensor.shape, sizes)
             if tensor.peephole and (weight := peepholes.pop(0)) is not None:
                 shape = weight.shape
             if prod(size for size in shape if size) * itemsize > sys.maxsize:  # numpy's limit
                 too_large = f"would have shape {shape}, which is too large"
-                raise ValueError(f"{op.name}: {tensor.name} {too_large}{self._origin(tensor, sizes)}")
+                origin = self._origin(tensor, sizes, inputs.arrays)
+                raise ValueError(f"{op.name}: {tensor.name} {too_large}{origin}")
             shapes.append(shape)
         return shapes
 
     def _check_out(self, out: Any, inputs: CheckedInputs, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> None:
-        op, sizes = self.op, inputs.sizes
+        op = self.op
         names = ", ".join(tensor.name for tensor in op.outputs)
         if not isinstance(out, tuple):
             raise TypeError(f"{op.name}: out is {short(out)}; expected a tuple of the arrays ({names})")
@@ -184,10 +148,8 @@ class Converter:
             if output.dtype != dtype:
                 raise TypeError(f"{message} has dtype {output.dtype}; expected {dtype}, that of the inputs")
             if output.shape != shape:
-                raise ValueError(
-                    f"{message} has shape {output.shape}; expected {_expected(tensor, shape)}"
-                    f"{self._origin(tensor, sizes)}"
-                )
+                expected = _expected(tensor, shape) + self._origin(tensor, inputs.sizes, inputs.arrays)
+                raise ValueError(f"{message} has shape {output.shape}; expected {expected}")
             if not output.flags.writeable:
                 raise ValueError(f"{message} is read-only; expected a writeable array")
             if not (output.flags.c_contiguous and output.flags.aligned):
