@@ -205,7 +205,8 @@ def fuzz_keras_weights() -> Callable[[Generator], bool]:
     recurrent_layers = [Bidirectional(LSTM.init(2, 3, seed=0), LSTM.init(2, 3, seed=1))]
     recurrent_layers += [GRU.init(2, 3, seed=0, reset_after=reset_after) for reset_after in (False, True)]
     recurrent_layers += [RNN.init(2, 3, seed=0), Bidirectional(RNN.init(2, 3, seed=0), RNN.init(2, 3, seed=1))]
-    lists = map(convert.to_keras, [*recurrent_layers, Dense.init(4, 2, seed=0)])
+    stack = Stack([recurrent_layers[0], LSTM.init(6, 4, seed=0), Dense.init(4, 2, seed=0), Dense.init(2, 3, seed=0)])
+    lists = [*map(convert.to_keras, recurrent_layers), [array for part in convert.to_keras(stack) for array in part]]
     sources = [{str(k): array for k, array in enumerate(arrays)} for arrays in lists]
     return fuzz_weights(lambda arrays: convert.from_keras([*arrays.values()], check=False), sources)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -60,8 +60,9 @@ def from_keras(
         ``Bidirectional`` of these, or ``Dense``.
 
         The ``get_weights()`` of a layer: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first
-        two; both directions one after the other for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. Prefer the
-        layer: arrays contain neither the activation of a ``Dense`` nor ``return_sequences``.
+        two; both directions one after the other for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. Also the
+        ``get_weights()`` of a model of such layers alone, if the shapes assign each array to a layer. Prefer the model:
+        arrays contain neither the activation of a ``Dense`` nor ``return_sequences``.
 
         A list of layers or of such lists becomes a `blockcell.Stack`.
     weights : path_like, optional
@@ -115,8 +116,8 @@ def from_keras(
         ``merge_mode`` is not "concat". Or the model computes something else on random inputs.
     ValueError
         A model has no LSTM, GRU or SimpleRNN; the number of arrays or their shapes are wrong or ambiguous: a
-        Bidirectional with I = H has the shapes of two stacked layers. An activation is passed for layers without one,
-        or for a model or layer, which has its own.
+        Bidirectional with I = H has the shapes of two stacked layers, and a kernel may be an Embedding. An activation
+        is passed for layers without one, or for a model or layer, which has its own.
     """
     caller = "from_keras"
     options = {"activation": activation, "recurrent_activation": recurrent_activation, "reset_after": reset_after}
@@ -293,25 +294,71 @@ def _from_list(caller: str, source: Sequence[Any], options: Mapping[str, Any], c
 
 
 def _from_arrays(caller: str, source: Sequence[Any], options: Mapping[str, Any]) -> Layer:
-    """Convert the arrays of one layer."""
+    """Convert the arrays of one layer, or of several, each of which reads the output of the one before it."""
     activations = {name: options[name] or default for name, default in DEFAULTS.items()}
-    shapes = [np.shape(array) for array in source]
-    half = len(source) // 2
-    if len(source) == 2 and len(shapes[1]) == 1:
-        return dense_from_arrays(caller, source)
-    if len(source) in (2, 3):
-        return cell_from_arrays(caller, source, options["reset_after"], activations)
-    if len(source) not in (4, 6) or shapes[:half] != shapes[half:]:
+    layers: list[Layer] = []
+    start = 0
+    for count in _divide(caller, [np.shape(array) for array in source]):
+        arrays = source[start : start + count]
+        start += count
+        if count == 1 or np.ndim(arrays[1]) == 1:
+            layers.append(dense_from_arrays(caller, arrays))
+            continue
+        halves = [arrays] if count < 4 else [arrays[: count // 2], arrays[count // 2 :]]
+        cells = [cell_from_arrays(caller, half, options["reset_after"], activations) for half in halves]
+        layers.append(Bidirectional(*cells) if cells[1:] else cells[0])
+    return layers[0] if len(layers) == 1 else Stack(layers)
+
+
+def _divide(caller: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return how many arrays of these shapes each layer has; refuse shapes that do not tell it."""
+    if len(shapes) in (2, 3) and len(shapes[1]) == 2:
+        return (len(shapes),)  # a cell, whose shapes are checked later
+    half = len(shapes) // 2
+    gates = (1, 3, 4) if half in (2, 3) and shapes[:half] == shapes[half:] else (3, 4)
+    ways: list[list[tuple[int, ...]]] = [*([] for _ in shapes), [()]]  # from each array on: none, the only one, or two
+    for k in reversed(range(len(shapes))):
+        for count, outputs in _possible_layers(shapes[k : k + 6], gates, is_first=k == 0):
+            if k + count == len(shapes) or shapes[k + count][:1] == (outputs,):
+                ways[k] += [(count, *rest) for rest in ways[k + count]]
+        del ways[k][2:]
+    if shapes and len(ways[0]) == 1:
+        return ways[0][0]
+    pairs = [*zip(*ways[0], strict=False)]  # of two ways
+    j = next((j for j, pair in enumerate(pairs) if len({*pair}) > 1), None)
+    if j is not None and max(pairs[j]) == 2 * min(pairs[j]):
+        size = shapes[sum(ways[0][0][:j])][0]
         raise ValueError(
-            f"{caller}: got {len(source)} arrays of shapes {', '.join(map(str, shapes))}; expected those of one layer:"
-            f" [kernel, recurrent_kernel, bias], twice for a Bidirectional, or [kernel, bias] of a Dense, whose bias"
-            f" may be np.zeros. Pass the model itself, or a list of such a list for each layer"
+            f"{caller}: with I = H = {size}, the {max(pairs[j])} arrays are those of a Bidirectional or of two layers,"
+            f" one on the other; pass the Keras model or its layers, or convert the arrays of each cell alone and put"
+            f" the cells into a blockcell.Bidirectional or a blockcell.Stack"
         )
-    if shapes[0][:1] == shapes[1][:1]:
-        raise ValueError(
-            f"{caller}: with I = H = {shapes[0][0]}, the {len(source)} arrays are those of a Bidirectional or of two"
-            f" layers, one on the other; pass the Keras model or its layers, or convert the arrays of each cell alone"
-            f" and put the cells into a blockcell.Bidirectional or a blockcell.Stack"
-        )
-    halves = source[:half], source[half:]
-    return Bidirectional(*(cell_from_arrays(caller, arrays, options["reset_after"], activations) for arrays in halves))
+    raise ValueError(
+        f"{caller}: got arrays of shapes {', '.join(map(str, shapes))[:500]}; expected those of layers one behind the"
+        f" other: [kernel, recurrent_kernel, bias] of each LSTM or GRU, of both directions of a Bidirectional, and"
+        f" [kernel, bias] of each Dense, whose bias may be np.zeros. Of an Embedding, leave the array out: weights[1:]."
+        f" Or pass the model itself, or a list of such a list for each layer"
+    )
+
+
+def _possible_layers(
+    shapes: Sequence[tuple[int, ...]], gates: Sequence[int], *, is_first: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield how many of these arrays the first layer may have, and the size of its output.
+
+    `gates` are the numbers of gates that cells may have: a SimpleRNN, of one gate, has the shapes of two Dense layers.
+    The first array of a list is no kernel without bias, as it may be that of an Embedding.
+    """
+    kernel, second, third = (*shapes, (), ())[:3]
+    if len(kernel) != 2:
+        return
+    columns = kernel[1]
+    if second == (columns,):
+        yield 2, columns
+    elif len(second) == 2 and second[1] == columns and columns in [number * second[0] for number in gates]:
+        for count in (2, 3) if third in ((columns,), (2, columns), (2 * columns,)) else (2,):
+            yield count, second[0]
+            if shapes[count : 2 * count] == shapes[:count]:
+                yield 2 * count, 2 * second[0]
+    elif not is_first and second != (columns, columns):
+        yield 1, columns

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 from ..activations import Activation
 from ..errors import FormatError, short
-from .keras_description import CELLS, KERAS_2_HARD_SIGMOID, LONGEST_NAME, KerasLayer, known_activation
+from .keras_description import (
+    CELLS,
+    CUDNN,
+    CUDNN_CONFIG,
+    KERAS_2_HARD_SIGMOID,
+    LONGEST_NAME,
+    KerasLayer,
+    known_activation,
+)
 
 MODELS = ("Sequential", "Functional", "Model")
 _MOST_NESTED = 2**4  # models and wrappers, one within the other
@@ -69,6 +77,8 @@ def describe_config(entry: Any, version: Version, depth: int = 0) -> KerasLayer:
 def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Version, depth: int) -> KerasLayer:
     """Describe one of Keras' own layers, with the defaults of its version."""
     label = f"{kind} {name!r}"
+    if kind in CUDNN:
+        kind, config = CUDNN[kind], config | CUDNN_CONFIG
     inner: tuple[KerasLayer, ...] = ()
     is_cell = kind.removesuffix("Cell") in CELLS
     defaults: dict[str, Any] = {}

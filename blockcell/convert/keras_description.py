@@ -25,6 +25,9 @@ WITHOUT_EFFECT = (  # in inference
     "Masking",
     "SpatialDropout1D",
 )
+CUDNN = {"CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU"}
+"""Keras 2's layers for cuDNN, and what computes the same, with arrays in another layout."""
+CUDNN_CONFIG = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True, "reset_after": True}
 KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 LONGEST_NAME = 2**8  # of a layer, with the names of the models that it is in
 _PACKAGES = "keras", "tf_keras", "tensorflow"
@@ -117,6 +120,8 @@ def _describe(source: Any) -> KerasLayer:
         return KerasLayer(kind, name, config, module=type(source).__module__)
     names = [key for key in ("activation", "recurrent_activation") if key in config]
     config = config | {key: _activation(source, key, config[key]) for key in names}
+    if kind in CUDNN:
+        kind, config = CUDNN[kind], config | CUDNN_CONFIG
     has_weights = kind.removesuffix("Cell") in CELLS or kind == "Dense"
     return KerasLayer(kind, name, config, source.get_weights() if has_weights else (), _inner_layers(source, kind))
 

@@ -12,7 +12,7 @@ from ..activations import PARAMETERS, Activation
 from ..errors import short
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .keras_description import LONGEST_NAME, WITHOUT_EFFECT, KerasLayer, tensors_of
+from .keras_description import CUDNN_CONFIG, LONGEST_NAME, WITHOUT_EFFECT, KerasLayer, tensors_of
 from .models import Assembly, Step, labels_left_out
 from .shared import (
     KINDS,
@@ -224,9 +224,7 @@ def step_of_layer(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> S
         activation = config["activation"] if kind == "Activation" else "softmax"
         is_of_dense = isinstance(activation, str) and activation in ACTIVATIONS
         return plain._replace(is_identity=activation == "linear", activation=activation if is_of_dense else None)
-    is_of_cudnn = kind in ("CuDNNLSTM", "CuDNNGRU")
-    hint = "let Keras 2 load its weights into an LSTM or a GRU, and save that" if is_of_cudnn else ""
-    return plain._replace(is_identity=kind in WITHOUT_EFFECT, hint=hint)
+    return plain._replace(is_identity=kind in WITHOUT_EFFECT)
 
 
 def _is_dense_activation(value: Any) -> bool:
@@ -352,6 +350,14 @@ def cell_from_arrays(
             f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
             f" layer itself, or reset_after="
         )
+    if bias is not None and bias.shape == (2 * columns,) and gates > 1:
+        check_shapes(caller, {"kernel": (kernel, (None, columns))})
+        if unlike := [name for name, value in activations.items() if value != CUDNN_CONFIG[name]]:
+            raise ConversionError(
+                f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose activations"
+                f" are tanh and sigmoid; {unlike[0]} is {activations[unlike[0]]!r}"
+            )
+        kernel, recurrent, bias = _without_cudnn(kernel, recurrent, bias, gates)
     if reset_after is None:
         reset_after = bias is not None and bias.ndim == 2
     reset_after = reset_after and gates == 3
@@ -363,6 +369,15 @@ def cell_from_arrays(
     options: dict[str, Any] = {"reset_after": reset_after} if gates == 3 else {}
     options |= {name: value for name, value in activations.items() if gates > 1 or name == "activation"}
     return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)
+
+
+def _without_cudnn(kernel: Array, recurrent: Array, bias: Array, gates: int) -> tuple[Array, Array, Array]:
+    """Return arrays of Keras 2's CuDNNLSTM or CuDNNGRU as those of an LSTM, or of a GRU with reset_after."""
+    kernels = [part.T.reshape(part.shape, order="F") for part in np.split(kernel, gates, axis=1)]
+    recurrent_kernels = [part.T for part in np.split(recurrent, gates, axis=1)]
+    biases = bias.reshape(2, -1)
+    bias = biases if KINDS[gates] == "GRU" else biases[0] + biases[1]
+    return np.concatenate(kernels, axis=1), np.concatenate(recurrent_kernels, axis=1), bias
 
 
 def cells_in(layers: Iterable[Layer | None]) -> list[RecurrentCell]:

@@ -46,11 +46,14 @@ def compare_with_source(
     converted, keys = assembly.layers, assembly.keys
     eps = _eps_of(source, steps)
     has_mask = any(map(makes_mask, steps.values()))
-    unmasked = [  # a nested model does not tell whether it gets a mask
-        key
+    masks = {  # a nested model does not tell whether it gets a mask
+        key: _is_masked(steps[key])
         for key in keys
-        if has_mask and steps[key].source.is_recurrent and "/" not in key and not _is_masked(steps[key])
-    ]
+        if is_model(source) and steps[key].source.is_recurrent and "/" not in key
+    }
+    is_told = any("mask=" in step.hint for step in steps.values())
+    masked = [key for key, is_masked in masks.items() if is_masked and not is_told]
+    unmasked = [key for key, is_masked in masks.items() if is_masked is False and has_mask]
     chains = {keys: converted} if isinstance(converted, Layer) else {(key,): part for key, part in converted.items()}
     runs = [
         _Run(caller, layer, {key: steps[key] for key in own}, has_mask and not {*own} & {*unmasked}, eps)
@@ -61,7 +64,8 @@ def compare_with_source(
     elif not has_graph and is_whole(assembly):
         raise NotCompared("it has several inputs, or x of another rank")
     passed_over = [step.label for step in steps.values() if step.is_identity]
-    remarks = [f"no mask reaches {join_labels(steps[key].label for key in unmasked)}"] if unmasked else []
+    remarks = [f"{join_labels(steps[key].label for key in masked)} gets a mask: pass mask="] if masked else []
+    remarks += [f"no mask reaches {join_labels(steps[key].label for key in unmasked)}"] if unmasked else []
     with _left_as_it_was(source) as restore:
         for run in runs:
             sizes = run.choose_sizes(is_long=not has_graph)
@@ -77,12 +81,12 @@ def is_whole(assembly: Assembly) -> bool:
     return not assembly.left_out and not isinstance(assembly.layers, dict)
 
 
-def _is_masked(step: Step) -> bool:
-    """Return whether a mask reaches a layer of a model that has one, by the symbolic tensor that the layer reads."""
+def _is_masked(step: Step) -> bool | None:
+    """Return whether a mask reaches a layer, by the symbolic tensor that the layer reads; None if that is not known."""
     try:
         x, *_ = flatten(step.source.instance.input)
     except (AttributeError, RuntimeError, ValueError):  # the layer was called more than once, or never
-        return True
+        return None
     return getattr(x, "_keras_mask", None) is not None
 
 
@@ -207,12 +211,18 @@ def _states_of_cells(cells: Sequence[Any], arrays: Sequence[Array]) -> list[dict
 
 # -------------------------------------------------------------------------------------------------------------- tensors
 def _call(source: Any, x: Any, **options: Any) -> Any:
-    """Call a model or a layer in inference."""
-    if hasattr(source, "state_size") and not hasattr(source, "cell"):
-        raise NotCompared("a cell is no layer; pass an RNN of it")
+    """Call a model or a layer in inference; a cell step by step, from zeros."""
     if "training" in inspect.signature(source.call).parameters:
         options["training"] = False
-    return source(x, **options)
+    if not hasattr(source, "state_size") or hasattr(source, "cell"):
+        return source(x, **options)
+    dtype = {"dtype": x.dtype} if "dtype" in inspect.signature(source.get_initial_state).parameters else {}
+    states = source.get_initial_state(batch_size=len(x), **dtype)
+    ys = []
+    for t in range(x.shape[1]):
+        y, states = source(x[:, t], states, **options)
+        ys.append(_to_numpy(y))
+    return np.stack(ys, axis=1)
 
 
 def flatten(structure: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations
 from typing import Any
 
 from ..errors import FormatError
@@ -20,6 +20,7 @@ _KERAS_KINDS = {count: "SimpleRNN" if kind == "RNN" else kind for count, kind in
 _GATE_COUNTS = {kind: count for count, kind in _KERAS_KINDS.items()}
 _MOST_ARRAYS = 3  # of a cell in Keras 3's format
 _MOST_LAYERS, _MOST_NESTED = 2**12, 8  # in a file that has no config
+_MOST_ORDERED = 7  # layers of such a file, of which each order is tried
 
 Options = Mapping[str, Any]
 """activation, recurrent_activation and reset_after of all cells."""
@@ -28,17 +29,21 @@ Options = Mapping[str, Any]
 # ----------------------------------------------------------------------------------------- arrays by the layers' names
 def with_named_arrays(model: KerasLayer, group: Group) -> KerasLayer:
     """Return the model with the arrays of Keras 2's format, which has a group for each layer."""
-    names = group.texts("layer_names")
-    stored_names = {*names}
-    unknown_names = stored_names - {layer.name for layer in model.layers}
-    if extra_names := [name for name in unknown_names if group.group(name).texts("weight_names")]:
-        raise FormatError(f"{group.path}/{min(extra_names)} has arrays of a layer that the config does not have")
+    names = dict.fromkeys(group.texts("layer_names"))
+    stored_name_of = {layer.name: layer.name for layer in model.layers}
+    is_known = names.keys() <= stored_name_of.keys()
+    stored_names = [] if is_known else [name for name in names if group.group(name).texts("weight_names")]
+    if extra_names := {*stored_names} - stored_name_of.keys():
+        weighted = [layer.name for layer in model.layers if _needs_arrays(layer) or layer.kind == "Embedding"]
+        if len(weighted) != len(stored_names):
+            raise FormatError(f"{group.path}/{min(extra_names)} has arrays of a layer that the config does not have")
+        stored_name_of |= zip(weighted, stored_names, strict=True)  # a model that was built anew: Keras goes by order
     layers = [*model.layers]
     for k, layer in enumerate(layers):
         if _needs_arrays(layer):
-            if layer.name not in stored_names:
-                raise FormatError(f"there are no arrays of the layer {layer.name!r}, but of {', '.join(names[:12])}")
-            inner = group.group(layer.name)
+            if (name := stored_name_of[layer.name]) not in names:
+                raise FormatError(f"there are no arrays of the layer {name!r}, but of {', '.join([*names][:12])}")
+            inner = group.group(name)
             layers[k] = _with_arrays(layer, inner, inner.texts("weight_names"))
     return model._replace(layers=tuple(layers))
 
@@ -104,6 +109,8 @@ def _arrays_of(layer: KerasLayer, path: str, stored: Sequence[StoredArray]) -> l
     expected += [(columns,)] * use_bias
     if use_bias and layer.config.get("reset_after") is not False and shapes[2:] == [(2, columns)]:
         expected[2] = (2, columns)
+    if layer.is_cell and shapes[2:] == [(2 * columns,)]:  # a CuDNNLSTM's or CuDNNGRU's, which any of them may have
+        expected[2] = (2 * columns,)
     if shapes != expected:
         label = f"{path}: {layer.kind} {layer.name!r}"
         raise FormatError(f"{label} has arrays of shapes {str(shapes)[:200]}; expected {expected}")
@@ -179,14 +186,36 @@ def describe_arrays(root: Group, version: Version, options: Options) -> KerasLay
     """
     options = dict(options, activation=options["activation"] or "tanh")
     options["recurrent_activation"] = options["recurrent_activation"] or default_gates(version)
-    has_order = not any(name in root for name in VARIABLES)
-    if has_order:
-        layers = [layer for name in root.texts("layer_names") for layer in _layers_by_name(root, name, options)]
-    else:
+    if any(name in root for name in VARIABLES):
         layers = [*_layers_by_attributes(_container(root), "", options, [0])]
+        ordered = _only_order(layers)
+    else:
+        layers = [layer for name in root.texts("layer_names") for layer in _layers_by_name(root, name, options)]
+        ordered = layers
     if not layers:
         raise FormatError("it has neither a config nor arrays of layers")
-    return KerasLayer("Sequential" if has_order else "Model", "", {}, (), tuple(layers), True)
+    return KerasLayer("Model" if ordered is None else "Sequential", "", {}, (), tuple(ordered or layers), True)
+
+
+def _only_order(layers: Sequence[KerasLayer]) -> list[KerasLayer] | None:
+    """Return the layers one behind the other, if their sizes allow one order alone; else None."""
+    unsized = [layer for layer in layers if not (layer.arrays or layer.layers)]
+    sized = [layer for layer in layers if layer.arrays or layer.layers]
+    if len(sized) > _MOST_ORDERED or any(layer.kind != "embedding" for layer in unsized):
+        return None
+    orders = [
+        order
+        for order in permutations(sized)
+        if all(_sizes(one)[1] == _sizes(other)[0] for one, other in pairwise(order))
+    ]
+    return [*unsized, *orders[0]] if len(orders) == 1 else None
+
+
+def _sizes(layer: KerasLayer) -> tuple[int, int]:
+    """Return the numbers of inputs and of outputs."""
+    if layer.layers:
+        return _sizes(layer.layers[0])[0], sum(_sizes(half)[1] for half in layer.layers)
+    return len(layer.arrays[0]), layer.config["units"]
 
 
 def _layers_by_name(root: Group, name: str, options: Options) -> list[KerasLayer]:

@@ -28,7 +28,6 @@ from convert_cases import (
     sigmoid,
     warned,
 )
-from keras_forms import drawn
 
 from blockcell import convert, formulas
 from blockcell.activations import PARAMETERS
@@ -275,6 +274,43 @@ def test_keras_rnn_of_several_cells():
         from_keras(model)
 
 
+# --------------------------------------------------------------------------------------------------------------- cuDNN
+def cudnn_arrays(kernel, recurrent, bias):
+    """Return the arrays of a CuDNNLSTM or CuDNNGRU from those of an LSTM or a GRU, number by number."""
+    inputs, units = len(kernel), len(recurrent)
+    kernel, recurrent = kernel.copy(), recurrent.copy()
+    for gate in range(kernel.shape[1] // units):
+        columns = slice(gate * units, (gate + 1) * units)
+        numbers = kernel[:, columns].ravel(order="F")  # cuDNN's matrix [units, inputs], row by row
+        kernel[:, columns] = numbers.reshape(inputs, units)
+        recurrent[:, columns] = recurrent[:, columns].T
+    if bias.ndim == 1:
+        bias = np.stack([0.25 * bias, 0.75 * bias])
+    return [kernel, recurrent, bias.ravel()]
+
+
+@pytest.mark.parametrize("inputs", [I, H, 1])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_arrays_for_cudnn(kind, inputs):
+    """The same layer as of plain arrays: cuDNN has one kind of GRU."""
+    g = rng()
+    columns = {"LSTM": 4, "GRU": 3}[kind] * H
+    shapes = (inputs, columns), (H, columns), (2, columns) if kind == "GRU" else (columns,)
+    # whole numbers, of which a quarter and three quarters add up to the whole
+    keras_arrays = [np.round(g.uniform(-8, 8, shape)) for shape in shapes]
+    expected = from_keras(keras_arrays, **GATES)
+    assert_same(from_keras(cudnn_arrays(*keras_arrays), **GATES), expected)
+    assert_same(from_keras(keras(f"CuDNN{kind}", cudnn_arrays(*keras_arrays))), expected)
+    if inputs != H:
+        both = from_keras(2 * cudnn_arrays(*keras_arrays), **GATES)
+        assert_same(both, Bidirectional(expected, expected))
+    with pytest.raises(ConversionError, match="CuDNNGRU, whose activations are tanh and sigmoid; recurrent_activation"):
+        from_keras(cudnn_arrays(*keras_arrays), recurrent_activation="hard_sigmoid")
+    if kind == "GRU":
+        with pytest.raises(ValueError, match=r"bias has shape \(2, 12\); expected \(12,\)"):
+            from_keras(cudnn_arrays(*keras_arrays), reset_after=False, **GATES)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 def arrays(*shapes, dtype=np.float32):
     """Make arrays of zeros."""
@@ -315,15 +351,19 @@ def test_keras_refused(source, message):
     ("source", "error", "message"),
     [
         ("lstm", FileNotFoundError, "lstm"),
-        ([], ValueError, "got 0 arrays of shapes ; expected those of one layer"),
-        (LSTM_ARRAYS[:1], ValueError, r"got 1 arrays of shapes \(3, 16\); expected .* may be np.zeros"),
-        (LSTM_ARRAYS + GRU_ARRAYS, ValueError, "got 6 arrays of .* Pass the model itself, or a list of such a list"),
-        (LSTM_ARRAYS + arrays((H, 2), (2,)), ValueError, "got 5 arrays of shapes"),
-        (arrays((9, I)) + LSTM_ARRAYS, ValueError, r"got 4 arrays of shapes \(9, 3\), \(3, 16\), "),
-        (arrays((9, I)) + LSTM_ARRAYS[:2], ValueError, r"kernel has shape \(9, 3\); expected|has shape .3, 16."),
+        ([], ValueError, "got arrays of shapes ; expected those of layers one behind the other"),
+        (LSTM_ARRAYS[:1], ValueError, r"got arrays of shapes \(3, 16\); expected .* may be np.zeros"),
+        (LSTM_ARRAYS + GRU_ARRAYS[:1], ValueError, r"\(3, 16\), \(4, 16\), \(16,\), \(3, 12\); expected those of"),
+        (arrays((9, I)) + LSTM_ARRAYS, ValueError, r"got arrays of shapes \(9, 3\), .* leave the array out: weights\[1:\]"),
+        (arrays((9, I)) + LSTM_ARRAYS[:2], ValueError, "recurrent_kernel has shape .3, 16.; expected .H, 4H."),
         (arrays((9, H)) + arrays((H, 4 * H), (H, 4 * H)), ValueError, r"kernel has shape \(9, 4\); expected \(I, 16\)"),
-        (LSTM_ARRAYS + arrays((H,), (H,)), ValueError, "got 5 arrays"),
-        ([LSTM_ARRAYS, arrays((H, 2))], ValueError, r"got 1 arrays of shapes \(4, 2\)"),
+        (LSTM_ARRAYS + arrays((H, 5), (5, 5), (5,)), ValueError, "or a list of such a list for each layer"),
+        (LSTM_ARRAYS + arrays((H,), (H,)), ValueError, r"\(4,\), \(4,\); expected those of"),
+        (arrays((3, I, 8), (8,)) + LSTM_ARRAYS, ValueError, "Or pass the model itself"),
+        ([LSTM_ARRAYS, arrays((H, 2))], ValueError, r"got arrays of shapes \(4, 2\); "),
+        (LSTM_ARRAYS + arrays((5, 2), (2,)), ValueError, "expected those of layers one behind the other"),
+        (arrays((I, 6), (2, 6), (2, 6), (2, 6)), ValueError, "expected those of layers one behind the other"),
+        (LSTM_ARRAYS + arrays((H, 2), (2,), dtype=float), TypeError, "1 has dtype float64; expected float32"),
         (arrays((I, 4 * H), (H, 4 * H), (4 * H + 1,)), ValueError, r"bias has shape \(17,\); expected \(16,\)"),
         (arrays((I, 4 * H + 4), (H, 4 * H), (4 * H,)), ValueError, r"kernel has shape \(3, 20\); expected \(I, 16\)"),
         (arrays((I, 8), (H, 2 * H), (8,)), ValueError, "recurrent_kernel has shape .4, 8.; expected .H, 4H."),
@@ -382,18 +422,53 @@ def test_keras_two_layers_or_two_directions(gates, count):
     assert isinstance(from_keras(both), Bidirectional)
 
 
-def test_keras_lists_of_a_model():
-    """A list for each layer becomes a stack; of a Dense, a warning says what is not known."""
+TWO = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
+ALL = {  # layers, and whether they say so by their shapes alone
+    "a stack": [LSTM_ARRAYS, TWO],
+    "sizes after it": [TWO + TWO, arrays((2 * H, 2), (2,))],
+    "sizes after two": [TWO, TWO, arrays((H, 2), (2,))],
+    "both directions": [
+        LSTM_ARRAYS + LSTM_ARRAYS,
+        arrays((2 * H, 3 * H), (H, 3 * H), (2, 3 * H)),
+        arrays((H, 2), (2,)),
+    ],
+    "without biases": [LSTM_ARRAYS[:2], arrays((H, 4 * I), (I, 4 * I)), arrays((I, 2), (2,))],
+    "dense first": [arrays((9, I), (I,)), LSTM_ARRAYS, arrays((H, 2), (2,)), arrays((2, 2), (2,))],
+    "dense without bias": [LSTM_ARRAYS, arrays((H, 5)), arrays((5, 2))],
+    "two pairs": [
+        LSTM_ARRAYS + LSTM_ARRAYS,
+        [*arrays((2 * H, 4 * H), (H, 4 * H), (4 * H,))] * 2,
+        arrays((2 * H, 1), (1,)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_keras_weights_of_a_model(name):
+    """One list of all arrays gives what a list for each layer gives; of a Dense, a warning says what is not known."""
     g = rng()
-    both = drawn(g, "LSTM", I, H) + drawn(g, "LSTM", I, H)
-    cell, head = drawn(g, "GRU", 2 * H, H), drawn(g, "Dense", H, 2)
-    cells = [from_keras(both[:3], **GATES), from_keras(both[3:], **GATES), from_keras(cell, **GATES)]
-    layer, text = warned(from_keras, [both, cell, head], **GATES)
-    assert_same(layer, Stack([Bidirectional(*cells[:2]), cells[2], Dense(*head)]))
-    assert text.startswith("from_keras: arrays do not tell a Dense's activation, nor what return_sequences")
-    mended = eval(text.split("make the Dense anew: ")[1], {"stack": layer, "Stack": Stack, "Dense": Dense}).layers[-1]
-    assert (mended.activation, mended.last) == ("softmax", True)
-    np.testing.assert_array_equal(mended.weights["w"], head[0])
+    lists = [[g.uniform(-1, 1, array.shape).astype(np.float32) for array in part] for part in ALL[name]]
+    whole = [array for part in lists for array in part]
+    expected = []
+    for part in lists:
+        if len(part) == 1 or (len(part) == 2 and part[1].ndim == 1):
+            expected.append(Dense(part[0], part[1] if part[1:] else np.zeros(part[0].shape[1], np.float32)))
+        else:
+            half = len(part) // 2
+            cells = [part] if len(part) < 6 else [part[:half], part[half:]]
+            cells = [from_keras(each, **GATES) for each in cells]
+            expected.append(Bidirectional(*cells) if cells[1:] else cells[0])
+    for source in (whole, lists) if name not in ("sizes after it", "dense without bias") else (whole,):
+        if any(isinstance(layer, Dense) for layer in expected):
+            layer, text = warned(from_keras, source, **GATES)
+            assert text.startswith("from_keras: arrays do not tell a Dense's activation, nor what return_sequences")
+            scope = {"stack": layer, "Stack": Stack, "Dense": Dense}
+            mended = eval(text.split("make the Dense anew: ")[1], scope).layers[-1]
+            assert (mended.activation, mended.last) == ("softmax", True)
+            np.testing.assert_array_equal(mended.weights["w"], expected[-1].weights["w"])
+        else:
+            layer = from_keras(source, **GATES)
+        assert_same(layer, Stack(expected))
 
 
 def test_keras_dense_arrays():
@@ -406,6 +481,12 @@ def test_keras_dense_arrays():
     assert_same(warned(from_keras, convert.to_keras(stack), **GATES)[0], stack)
 
 
+def test_keras_two_directions_or_two_layers_among_others():
+    half = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
+    with pytest.raises(ValueError, match="with I = H = 4, the 6 arrays are those of a Bidirectional or of two layers"):
+        from_keras(arrays((I, 4 * H), (H, 4 * H), (4 * H,)) + half + half)
+
+
 def test_a_clip_at_infinity_is_none():
     layer = lstm(rng(), cell_clip=math.inf)
     np.testing.assert_array_equal(convert.to_keras(layer)[0], convert.to_keras(lstm(rng()))[0])
@@ -416,7 +497,7 @@ def test_a_clip_at_infinity_is_none():
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("form", ["plain", "stack", "bidirectional", "sequences"])
 def test_keras_weights_of_a_model_itself(kind, form):
-    """The get_weights() of all layers and the two things that they do not tell give what the model gives."""
+    """model.get_weights() and the two things that it does not tell give what the model gives."""
     keras = pytest.importorskip("keras")
     make = getattr(keras.layers, kind)
     recurrent = {
@@ -430,7 +511,7 @@ def test_keras_weights_of_a_model_itself(kind, form):
     g = rng()
     model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
     x = g.standard_normal((B, T, I)).astype(np.float32)
-    stack, _ = warned(from_keras, [layer.get_weights() for layer in model.layers], **GATES)
+    stack, _ = warned(from_keras, model.get_weights(), **GATES)
     head = Dense(**stack.layers[-1].weights, activation="softmax", last=form != "sequences")
     stack = Stack([*stack.layers[:-1], head])
     expected = keras.ops.convert_to_numpy(model(x))

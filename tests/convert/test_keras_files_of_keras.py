@@ -9,9 +9,10 @@ import os
 import warnings
 from collections import Counter
 
+import keras_forms as forms
 import numpy as np
 import pytest
-from convert_cases import all_warnings, assert_all_same, from_keras
+from convert_cases import all_warnings, assert_all_same, assert_same, from_keras
 from keras2_models import draw_model
 from keras_graphs import layers_of
 
@@ -75,3 +76,23 @@ def test_random_models(package, tmp_path, seed):
             assert texts_of_file == texts, f"{package}, model {k}"
             assert_all_same(layers, expected)
     print(f"{package} {keras.__version__}: {dict(counts.most_common())}")
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("inputs", [3, 4])
+def test_arrays_for_cudnn_bit_for_bit(kind, inputs, tmp_path, seed):
+    """Keras 2 converts them when it loads them into an LSTM or a GRU; a CuDNNLSTM in memory is read, too."""
+    keras = keras_of("tf_keras")
+    old_layers = pytest.importorskip(f"tf_keras.src.layers.rnn.cudnn_{kind.lower()}")
+    layer = getattr(old_layers, f"CuDNN{kind}")(4, return_sequences=True, name="a")
+    layer.build((2, 5, inputs))
+    g = np.random.default_rng(seed)
+    arrays = [g.standard_normal(array.shape).astype(np.float32) for array in layer.get_weights()]
+    layer.set_weights(arrays)
+    path = forms.write_h5_weights(tmp_path / "w.h5", forms.sequential(forms.entry(kind, "a")), {"a": arrays}, "2.1.5")
+    plain = getattr(keras.layers, kind)(4, return_sequences=True, name="a")
+    keras.Sequential([keras.Input((5, inputs)), plain]).load_weights(path, by_name=True)
+    expected = convert.from_keras(plain)
+    assert_same(from_keras(layer), expected)  # a CuDNNLSTM needs a GPU
+    for source in (arrays, path):
+        assert_same(from_keras(source, recurrent_activation="sigmoid"), expected)

@@ -70,7 +70,7 @@ def named_arrays(part, arrays):
         return [(f"{name}/{role}:0", array) for role, array in zip(roles, own, strict=False)]
     if kind == "RNN":
         return [(f"{name}/cell_{k // 3}/{ROLES[k % 3]}:0", array) for k, array in enumerate(own)]
-    known = kind in COLUMNS
+    known = kind.removeprefix("CuDNN") in COLUMNS
     roles = ROLES if known else ["embeddings"] if kind == "Embedding" else [f"weight_{k}" for k in range(len(own))]
     return [(f"{name}/cell/{role}:0", array) for role, array in zip(roles, own, strict=False)]
 
