@@ -48,6 +48,8 @@ class KerasLayer(NamedTuple):
     is_model: bool = False
     module: str = ""
     """The module of a class that is not one of Keras' own; empty for Keras' own."""
+    has_mask: bool = False
+    """Whether the call of a recurrent layer in a model gets a mask as an argument."""
     instance: Any = None
     """The layer or the model itself, if it is in memory."""
 

@@ -87,9 +87,9 @@ def add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: st
             results[name] = parts
             called_again.append((parts[0], tensors))
         elif is_recurrent:
-            is_told = any(map(makes_mask, steps.values()))  # Keras 3 passes it to each call
-            has_mask = not is_told and len([*tensors_of(nodes, with_masks=True)]) > len([*tensors_of(nodes)])
-            _add_call_hints(steps, key, [prefix + origin for origin, _ in states], has_mask)
+            has_mask = len([*tensors_of(nodes, with_masks=True)]) > len([*tensors_of(nodes)])
+            steps[key] = steps[key]._replace(source=layers[name]._replace(has_mask=has_mask))
+            _add_state_hint(steps, key, [prefix + origin for origin, _ in states])
     for part, tensors in called_again:
         steps[part] = steps[part]._replace(inputs=(*(steps[part].inputs or ()), *(keys_of(tensors, part) or ())))
     return keys_of([*tensors_of(config.get("output_layers"))], "gives its results")
@@ -117,28 +117,28 @@ def _key_of_result(steps: dict[str, Step], keys: Sequence[str | None], index: in
     return f"{key}: {hint}"
 
 
-def _add_call_hints(steps: dict[str, Step], key: str, origins: Sequence[str], has_mask: bool) -> None:
-    """Say of a recurrent layer whether its call starts from results of other layers, and whether it gets a mask."""
+def _add_state_hint(steps: dict[str, Step], key: str, origins: Sequence[str]) -> None:
+    """Say of a recurrent layer, if it does so, that its call starts from results of other layers."""
     step = steps[key]
     states = (step.inputs or ())[1:]
-    hints = []
-    if not all(state and is_input(steps, state) for state in states):
+    if not all(state and _is_input(steps, state) for state in states):
         what = "results" if any(states) else "state"
-        hints.append(f"it starts from the {what} of {', '.join(dict.fromkeys(origins))}: pass state=")
-    if has_mask:
-        hints.append("it gets a mask: pass mask=")
-    steps[key] = step._replace(hint="; ".join(filter(None, (*hints, step.hint))))
+        hint = f"it starts from the {what} of {', '.join(dict.fromkeys(origins))}: pass state="
+        steps[key] = step._replace(hint="; ".join(filter(None, (hint, step.hint))))
 
 
-def is_input(steps: Mapping[str, Step], key: str) -> bool:
-    """Return whether a step is an input of the whole model, or what layers without effect make of it."""
-    while steps[key].is_identity and (inputs := steps[key].inputs) and inputs[0] is not None:
+def _is_input(steps: Mapping[str, Step], key: str) -> bool:
+    """Return whether a step is an input of the whole model, or of a model in it that gets it."""
+    while steps[key].source.kind == "InputLayer" and (inputs := steps[key].inputs) and inputs[0] is not None:
         key = inputs[0]
     return bool(steps[key].source.kind == "InputLayer" and not steps[key].inputs)
 
 
 def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
-    """Say of layers that make a mask how to pass it to calls of the converted layers."""
+    """Say of layers that make a mask how to pass it to calls of the converted layers; if there are none, who gets one.
+
+    Keras 3 passes the masks that layers make to each call, too.
+    """
     recurrent = [key for key in assembly.keys if steps[key].source.is_recurrent]
     is_one = not isinstance(assembly.layers, dict)
     repeating = [key for key in (recurrent[-1:] if is_one else recurrent) if repeats_masked_steps(steps[key])]
@@ -147,7 +147,10 @@ def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
     if is_one and gives_zeros(steps, assembly.keys):
         masked = ZEROS
     makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
+    has_maker = any(map(makes_mask, steps.values()))
     for key, step in steps.items():
+        if step.source.has_mask and not has_maker:
+            steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, "it gets a mask: pass mask="))))
         if makes_mask(step):
             steps[key] = step._replace(hint=f"pass {makers[step.source.kind]} to the layer's calls{masked}")
     return assembly._replace(left_out=labels_left_out(steps, assembly.needed_keys, assembly.keys))

@@ -301,7 +301,7 @@ def test_masks_that_the_config_does_not_tell(keras):
     maker = Maker(name="maker")
     maker.supports_masking = True
     text = converted(keras.Model(x, layers.LSTM(3, name="lstm")(maker(x))))[1]
-    assert text == "from_keras: left out: maker (Maker); lstm (LSTM) gets a mask: pass mask="
+    assert text.startswith("from_keras: left out: maker (Maker)") and "gets a mask: pass mask=" in text
 
 
 def test_states(keras):
