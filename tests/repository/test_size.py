@@ -9,7 +9,7 @@ from tracked import ROOT, tracked_files
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12445,
     "blockcell": 12265,
-    "blockcell/convert": 7340,
+    "blockcell/convert": 6740,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5515,
     "tests": 44050,
