@@ -133,27 +133,27 @@ def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
     return prepare
 
 
-def onnx_model(task: str, dtype: str, sizes: Sizes) -> Any:
+def onnx_model(task: str, sizes: Sizes) -> bytes:
     """Build a model of ONNX's own node, with weights and biases inside."""
     from onnx import TensorProto, helper, numpy_helper
 
     kind, _, after = task.split()[0].partition("(")
     I, H, gates = sizes["I"], sizes["H"], {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]  # noqa: E741
     options = {"linear_before_reset": 1} if after else {}
-    type_ = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
     shapes = {"W": (1, gates * H, I), "R": (1, gates * H, H), "bias": (1, 2 * gates * H)}
-    weights = {name: draw_array(*shape, dtype=dtype, scale=H**-0.5) for name, shape in shapes.items()}
+    weights = {name: draw_array(*shape, dtype="float32", scale=H**-0.5) for name, shape in shapes.items()}
     outputs = {"Y": ["T", 1, sizes["B"], H]} | {
         name: [1, sizes["B"], H] for name in (["Y_h", "Y_c"] if kind == "LSTM" else ["Y_h"])
     }
     graph = helper.make_graph(
         [helper.make_node(kind, ["x", *weights], [*outputs], hidden_size=H, **options)],
         kind,
-        [helper.make_tensor_value_info("x", type_, [sizes["T"], sizes["B"], I])],
-        [helper.make_tensor_value_info(name, type_, shape) for name, shape in outputs.items()],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [sizes["T"], sizes["B"], I])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return model.SerializeToString()
 
 
 @contextmanager
@@ -183,36 +183,53 @@ def without_avx512() -> Iterator[None]:
 
 def onnxruntime(threads: int) -> Callable[[str, str, Sizes], Call]:
     with without_avx512():
-        import onnxruntime as ort
+        importlib.import_module("onnxruntime")
 
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 4
-        model = onnx_model(task, dtype, sizes).SerializeToString()
-        session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
-        bound = session.io_binding()
-        bound.bind_cpu_input("x", draw_array(sizes["T"], sizes["B"], sizes["I"], dtype=dtype))
-        for value in session.get_outputs():
-            bound.bind_output(value.name, "cpu")
-        return lambda: session.run_with_iobinding(bound)
+        x = draw_array(sizes["T"], sizes["B"], sizes["I"], dtype=dtype)
+        return bind_session(open_session(onnx_model(task, sizes), threads), x)
 
     return prepare
+
+
+def open_session(model: bytes | Path, threads: int) -> Any:
+    """Open an onnxruntime session of a model or its file."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    return ort.InferenceSession(model, options, ["CPUExecutionProvider"])
+
+
+def bind_session(session: Any, x: Any) -> Call:
+    """Return a call of a session of one input, which writes to bound outputs."""
+    bound = session.io_binding()
+    bound.bind_cpu_input(session.get_inputs()[0].name, x)
+    for value in session.get_outputs():
+        bound.bind_output(value.name, "cpu")
+    return lambda: session.run_with_iobinding(bound)
 
 
 def openvino(threads: int) -> Callable[[str, str, Sizes], Call]:
-    import openvino as ov
+    importlib.import_module("openvino")
 
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
-        core = ov.Core()
-        model = core.read_model(onnx_model(task, dtype, sizes).SerializeToString())
-        # else it computes in bfloat16 where the CPU has that
-        options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-        request = core.compile_model(model, "CPU", options).create_infer_request()
         x = draw_array(sizes["T"], sizes["B"], sizes["I"], dtype=dtype)
-        request.set_input_tensor(ov.Tensor(x, shared_memory=True))
-        return request.infer
+        return open_request(onnx_model(task, sizes), x, threads, "float32").infer
 
     return prepare
+
+
+def open_request(model: bytes, x: Any, threads: int, precision: str) -> Any:
+    """Return an OpenVINO request for x; without float32 asked for, it computes in bfloat16 where the CPU has that."""
+    import openvino as ov
+
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    options |= {"INFERENCE_PRECISION_HINT": "f32"} if precision == "float32" else {}
+    core = ov.Core()
+    request = core.compile_model(core.read_model(model), "CPU", options).create_infer_request()
+    request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
+    return request
 
 
 CANDIDATES = {function.__name__: function for function in (blockcell, tensorflow, torch, onnxruntime, openvino)}

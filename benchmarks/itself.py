@@ -7,19 +7,15 @@ Needed by: docs/performance.md
     python benchmarks/itself.py calls                    # small calls
     python benchmarks/itself.py streams                  # the slowest steps of a stream, and what they allocate
     python benchmarks/itself.py shares [--level v3]      # shares of the multiply-add ceiling, where arithmetic counts
-    python benchmarks/itself.py tile [--level v3]        # multiply-adds a second of the register tile alone
 
 Where processes of blockcell with one thread and with all are asked in turn, rounds on a disturbed machine are repeated
 (turns.py), and a ratio is the median of the rounds'.  A star says that disturbed rounds had to count.  Ceilings
-(machine.py) are of the same level and as many threads, for 8 bits that of float32; shares need a C compiler, and the
-tile a checkout that was built in place.  Prints Markdown.
+(machine.py) are of the same level and as many threads; shares need a C compiler.  Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import statistics
 import time
 import timeit
@@ -36,9 +32,7 @@ from candidates import LAYERS, start_worker
 from machine import CPUS, LEVELS, multiply_adds
 
 import blockcell
-from blockcell import LSTM, Bidirectional, Dense, Stack, _integer
-from blockcell.optable import REALS
-from blockcell.quantization import KERNEL_FORMATS
+from blockcell import LSTM, Bidirectional, Dense, Stack
 
 Call = Callable[[], object]
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
@@ -46,8 +40,6 @@ STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
 PADDING = [50, 90]  # percent
 SHARED_SIZES = [(20, B, H) for H in (256, 512, 1024) for B in (4, 16, 24, 64)]  # T, B, H, of shares
-INTEGERS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}  # integer products of a level
-PANELS, LINES, REDUCED, OPERATIONS = 2, 4, 512, 2e7  # of a call of the tile
 
 
 # ------------------------------------------------------------------------------------------------- processes in turn
@@ -178,63 +170,12 @@ def print_streams(options: argparse.Namespace) -> None:
         turns.print_row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak])
 
 
-# ----------------------------------------------------------------------------------------------------------- the tile
-def aligned_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Make an array of small whole numbers that starts at a cache line; its products neither overflow nor vanish."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    room = np.zeros(size + 64, np.uint8)
-    array = room[-room.ctypes.data % 64 :][:size].view(dtype).reshape(shape)
-    array[...] = np.random.default_rng(0).integers(1, 3, shape) if dtype != "uint8" else 1
-    return array
-
-
-def tile_call(module: Any, product_name: str, dtype: str, m: int) -> tuple[Callable[[int], None], float]:
-    """Return a call of the tile with m rows, so many times, and the operations of each; of columns 64 are summed."""
-    lanes = 64 // np.dtype(dtype).itemsize
-    out, a = aligned_array((4 * m * LINES * lanes,), dtype), aligned_array((m, REDUCED), dtype)
-    operations = 2.0 * PANELS * m * LINES * lanes
-    if product_name in ("float32", "float64"):
-        panels = aligned_array((PANELS * REDUCED * LINES * lanes,), dtype)
-        return partial(module.add_products, out, a, panels, LINES), operations * REDUCED
-    if product_name == "columns":
-        columns, panels = aligned_array((64 * 8,), dtype), aligned_array((PANELS * 64 * LINES * lanes,), dtype)
-        return partial(module.add_products_of_columns, out, columns, panels, m, LINES), operations * 64
-    scheme, size = ("float16", 2) if product_name == "float16" else ("int8", 1)
-    panels = aligned_array((PANELS * REDUCED * LINES * lanes * size,), "uint8")
-    codes, scales = aligned_array((m * (REDUCED + 256),), dtype), aligned_array((LINES * lanes,), dtype)
-    if scheme == "int8":
-        _integer.use(product_name)
-    arguments = KERNEL_FORMATS[scheme], out, a, panels, scales, codes, LINES
-    return partial(module.add_quantized_products, *arguments), operations * REDUCED
-
-
-def print_tile(options: argparse.Namespace) -> None:
-    """Print GF/s of the tile with 1 to 6 rows on one thread, panels in the second-level cache, and their shares."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    turns.print_heads(["product", "ceiling, GF/s", *(f"{m} row{'s'[: m > 1]}" for m in range(1, 7))])
-    integer = [name for name in INTEGERS[options.level] if name in _integer.available_instruction_sets()][:1]
-    for name in ["float32", "float64", "columns", "float16", *integer]:
-        dtype = "float64" if name == "float64" else "float32"
-        module = importlib.import_module(f"blockcell._for_tests_{REALS[np.dtype(dtype)]}_{options.level}")
-        ceiling, cells = multiply_adds(options.level, dtype, 1, 1_000_000), []
-        for m in range(1, 7):
-            if name == "columns" and m > module.TILE_ROWS:  # of which no more are summed at once
-                cells.append("")
-                continue
-            call, operations = tile_call(module, name, dtype, m)
-            times = max(1, int(OPERATIONS / operations))
-            rate = operations * times / turns.seconds(partial(call, times)) / 1e9
-            cells.append(f"{rate:.0f} ({100 * rate / ceiling:.0f} %)")
-        turns.print_row([name, f"{ceiling:.0f}", *cells])
-
-
 TABLES = {
     "gains": print_gains,
     "padding": print_padding,
     "shares": print_shares,
     "calls": print_calls,
     "streams": print_streams,
-    "tile": print_tile,
 }
 
 

@@ -41,8 +41,7 @@ def prepare(candidate: str, layer: str, task: str, T: int, B: int, H: int) -> Ca
     if candidate == "blockcell":
         import blockcell.keras
 
-        report = blockcell.keras.replace(model, min_units=0)
-        assert report.changed, report
+        blockcell.keras.replace(model)
     if candidate == "rest":
 
         def skip_steps(sequences: Any, initial_state: Any, mask: Any = None, training: Any = False) -> Any:

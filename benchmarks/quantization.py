@@ -16,8 +16,7 @@ point follow each other; those in which the machine was disturbed are marked and
 time over the time of ours quantized to int8: the median of the rounds' ratios, with their quartiles.  An error is the
 root mean square of y's error against float64, relative to y's own.
 
-accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/quantization.md of
-both files.
+accuracy.py has the errors of layers on what they were trained for.  docs/quantization.md has tables of both files.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import candidates
 import numpy as np
 import turns
 from bench import describe_machine
@@ -71,7 +71,7 @@ def blockcell(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
     return partial(layer, x), lambda: layer(x)[0]
 
 
-def build_model(layer: Any, x: np.ndarray) -> Any:
+def build_model(layer: Any, x: np.ndarray) -> bytes:
     """Build a model of ONNX's own node."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -85,31 +85,21 @@ def build_model(layer: Any, x: np.ndarray) -> Any:
         [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)],
         [numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-
-
-def open_session(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Any:
-    """Open an onnxruntime session of a model whose weights are int8 or float32."""
-    import onnxruntime as ort
-    from onnxruntime.quantization import quantize_dynamic
-
-    logging.disable()  # advice on preprocessing
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        path.write_bytes(build_model(layer, x).SerializeToString())
-        if scheme == "int8":
-            quantize_dynamic(path, path)
-        return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return model.SerializeToString()
 
 
 def onnxruntime(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
-    session = open_session(layer, x, scheme, threads)
-    bound = session.io_binding()
-    bound.bind_cpu_input("rnn_X", x)
-    bound.bind_output("rnn_Y", "cpu")
-    return partial(session.run_with_iobinding, bound), lambda: session.run(None, {"rnn_X": x})[0][:, 0]
+    from onnxruntime.quantization import quantize_dynamic
+
+    logging.disable()  # advice on preprocessing
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(build_model(layer, x))
+        if scheme == "int8":
+            quantize_dynamic(path, path)
+        session = candidates.open_session(path, threads)
+    return candidates.bind_session(session, x), lambda: session.run(None, {"rnn_X": x})[0][:, 0]
 
 
 def torch(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
@@ -135,14 +125,7 @@ def torch(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
 
 
 def openvino(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
-    import openvino as ov
-
-    core = ov.Core()
-    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    options |= {"INFERENCE_PRECISION_HINT": "f32"} if scheme == "float32" else {}
-    model = core.read_model(build_model(layer, x).SerializeToString())
-    request = core.compile_model(model, "CPU", options).create_infer_request()
-    request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
+    request = candidates.open_request(build_model(layer, x), x, threads, scheme)
 
     def y() -> np.ndarray:
         request.infer()

@@ -5,10 +5,10 @@ Needed by: docs/benchmarks/cpu.md, docs/performance.md, docs/recurrent-policies.
     python benchmarks/report.py [FILE.csv ...]
 
 Writes cpu.md beside the first file, and pictures of that file.  Without arguments the files are those of
-docs/benchmarks, whose first table docs/performance.md has, with lines of quantization.csv (`PYTHONPATH=tests/lib python
-tests/repository/test_readme.py` copies it), torch.md and quantization.md there are written of what torch_modules.py and
-quantization.py have measured, and docs/images/recurrent-policies.png is drawn of the episodes of
-torch_modules.py.  Files of `bench.py --grid` get tables of their own: per task, peer and number of threads.
+docs/benchmarks; torch.md there is written of what torch_modules.py has measured, and docs/images/recurrent-policies.png
+drawn of its episodes.  `PYTHONPATH=tests/lib python tests/repository/test_readme.py` writes the tables in other pages,
+also of what quantization.py and accuracy.py have measured.  Files of `bench.py --grid` get tables of their own: per
+task, peer and number of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from turns import ENOUGH, read_about, read_table
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-more", "float32-v3", "float64", "float16")]
+FILES = [FOLDER / f"{name}.csv" for name in ("float32", "float32-more", "float64", "float16")]
 FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 TORCH, QUANTIZATION, EPISODES = (FOLDER / f"{name}.csv" for name in ("torch-modules", "quantization", "torch-episodes"))
 GRADIENTS = ("GRUBlockCellGrad", "BlockLSTMGrad", "LSTMBlockCellGrad")
@@ -68,10 +68,6 @@ def group_pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     rows_of_pair = group_rows(rows, "task", "candidate")
     pairs = [(task, peer) for task in RAW + LAYERS + MORE_LAYERS for peer in PEERS]
     return {pair: rows_of_pair[pair] for pair in pairs if pair in rows_of_pair}
-
-
-def layers_of(rows: list[Row]) -> list[str]:
-    return [task for task in LAYERS + MORE_LAYERS if any(r["task"] == task for r in rows)]
 
 
 def middle_range(rows: list[Row]) -> tuple[float, float]:
@@ -154,7 +150,7 @@ def summary(paths: list[Path], quantized: Path) -> list[str]:
 
 
 def ratios(rows: list[Row]) -> list[str]:
-    lines = [["task", "peer", "median", "80 % of the sizes", "slower at", "slowest", "at"]]
+    lines = [["task", "beside", "median", "80 % of the sizes", "slower at", "slowest", "at"]]
     for (task, peer), mine in group_pairs(rows).items():
         lines.append([task, PEERS[peer], median_ratio(mine), format_range(mine), count_slower(mine), *slowest(mine)])
     return table(lines) if len(lines) > 1 else []
@@ -197,7 +193,7 @@ def streams(rows: list[Row]) -> list[str]:
 
 def grid(rows: list[Row]) -> list[str]:
     """Make a table by task, peer and number of threads."""
-    lines = [["task", "peer", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
+    lines = [["task", "beside", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
     for (task, peer), both in group_pairs(rows).items():
         for (threads,), mine in sorted(group_rows(both, "threads").items()):
             disturbed = sum(r["marked"] > 0 and r["rounds"] - r["marked"] < ENOUGH for r in mine)
@@ -206,25 +202,25 @@ def grid(rows: list[Row]) -> list[str]:
     return table(lines)
 
 
-HEAD = """# Speed on one CPU: every task beside every peer
+HEAD = """# Speed on one CPU: every task beside every other library
 
 How many times faster is blockcell than TensorFlow, PyTorch, onnxruntime and OpenVINO?
 [performance.md](../performance.md) has the answer in short; here are the figures behind it. `python
 benchmarks/report.py` writes this page from the CSV files in this directory, which hold every size. `python
 benchmarks/bench.py` measured them.
 
-* A ratio of 2.00x means that blockcell takes half of the peer's time. Below 1.00x the peer is faster.
+* A ratio of 2.00x means that blockcell takes half of the other library's time. Below 1.00x the other library is faster.
 * T is the number of time steps, B of batch rows, I of inputs, H of cells.
-* Each candidate, blockcell too, counts with the better of one thread and all; in the files "grid" all have the same
+* Each library, blockcell too, counts with the better of one thread and all; in the files "grid" all have the same
   number of threads.
 * TensorFlow's ops are called eagerly.
 * "GRU" resets before the product, as TensorFlow's does. "GRU(reset_after)" resets after it, as PyTorch's and Keras' do.
-  onnxruntime and OpenVINO have both. At every size all candidates compute the same function.
+  onnxruntime and OpenVINO have both. At every size all libraries compute the same function.
 * "LSTM(projected)" is PyTorch's with `proj_size` H / 2.
 * The ceiling is the rate of multiply-adds that the CPU reaches between registers.
 * A ratio is the median of several rounds. Behind it stand the quartiles, as in 1.12x (1.08 to 1.15): half of the rounds
   lie between them. blockcell counts as slower at a size, or short, if the upper quartile is below 1.00x, so that the
-  peer was faster in three of four rounds. Older files have no quartiles; there the median counts.
+  other library was faster in three of four rounds. Older files have no quartiles; there the median counts.
 * A single size may be off by much: the machine is [noisy](../performance.md#how-it-was-measured). Trust the medians.
   "Disturbed" are sizes at which disturbed rounds count, since fewer than three others are left.
 """
@@ -252,12 +248,13 @@ def cpu_page(paths: list[Path]) -> str:
 # ------------------------------------------------------------------------------------- blockcell.torch beside torch.nn
 TORCH_HEAD = """# Speed in PyTorch: blockcell.torch beside torch.nn
 
-How many times faster are `blockcell.torch.LSTM` and `GRU` than `torch.nn.LSTM` and `GRU`? `python benchmarks/report.py`
-writes this page from torch-modules.csv in this directory, which has every size. `python benchmarks/torch_modules.py
-layers --csv docs/benchmarks/torch-modules.csv` measured it.
+How many times faster are `blockcell.torch.LSTM` and `GRU` than `torch.nn.LSTM` and `GRU`, by width, and by steps and
+rows? [torch.md](../torch.md#how-much-faster) has the means of all sizes, the slowest sizes and the machine. `python
+benchmarks/report.py` writes this page from torch-modules.csv in this directory, which has every size. `python
+benchmarks/torch_modules.py layers --csv docs/benchmarks/torch-modules.csv` measured it.
 
-* A ratio of 2.00x means that blockcell takes half of PyTorch's time. Below 1.00x PyTorch is faster.
-* T is the number of time steps, B of batch rows, H of cells and of inputs; "2x1" are two layers in one direction.
+* A ratio of 2.00x, a geometric mean, means that blockcell takes half of PyTorch's time. Below 1.00x PyTorch is faster.
+* T is the number of time steps, B of batch rows, H of cells and of inputs.
 * Inference is under `no_grad`. A training step is forward, backward to weights and input, and a step of Adam.
 * "Compiled" is the layer with a Linear above it under `torch.compile`, at fewer sizes. PyTorch's own layers break the
   graph; ours do not.
@@ -280,7 +277,7 @@ def means(rows: list[Row], heading: str) -> list[str]:
 
 
 def torch_summary(path: Path) -> list[str]:
-    """Make a table with a line for each task, and say where it was measured; docs/torch.md has both too."""
+    """Make a table with a line for each task, and say where it was measured, for docs/torch.md."""
     lines = [["task", "geometric mean", "80 % of the sizes", "slower at", "slowest", "at"]]
     for (task,), mine in group_rows(read_torch(path), "task").items():
         at = slowest(mine, "T = {T}, B = {B}, H = {H}, {stack}")
@@ -291,9 +288,8 @@ def torch_summary(path: Path) -> list[str]:
 def torch_page(path: Path) -> str:
     """Return the text of torch.md."""
     rows = read_torch(path)
-    page = [TORCH_HEAD, *torch_summary(path)]
-    page += ["Geometric means by width, by steps and rows, and by layers and directions:", ""]
-    for heading in ("H = {H}", "T = {T}, B = {B}", "{stack}"):
+    page = [TORCH_HEAD]
+    for heading in ("H = {H}", "T = {T}, B = {B}"):
         page += means(rows, heading)
     page += ["## The price of a call", "", "T = 1, B = 1, H = 32, one layer in one direction, microseconds:", ""]
     lines = [["task", "torch.nn", "blockcell.torch", ""]]
@@ -331,18 +327,6 @@ def episodes_table(path: Path) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------- quantized layers
-QUANTIZATION_HEAD = """# Quantized layers beside other libraries
-
-How fast is `layer.quantize("int8")`, and how far is y off? [quantization.md](../quantization.md) has the answer in
-short. `python benchmarks/report.py` writes this page from quantization.csv in this directory, which has every size.
-`python benchmarks/quantization.py` measured it.
-
-* Calls are of T = 20 steps. All candidates have the same number of threads.
-* A ratio of 2.00x means that a candidate takes twice as long as "int8", ours: weights and activations in 8 bits.
-* "int8" of onnxruntime and torch is what their `quantize_dynamic` makes. "openvino" is what it does unasked: on this
-  CPU it computes in bfloat16. PyTorch has only the GRU that resets after the product, and onnxruntime no GRU in int8.
-* Errors are root mean squares of what y is off, relative to y's, x standard normal, weights as PyTorch draws them.
-"""
 IN_FEW_BITS = ("onnxruntime int8", "torch int8", "openvino")
 FEW_BITS = [  # rows of docs/performance.md: what, the kind, the peer
     ("LSTM in 8 bits, inference", "LSTM", "onnxruntime int8"),
@@ -354,20 +338,15 @@ FEW_BITS = [  # rows of docs/performance.md: what, the kind, the peer
 ]
 
 
-def points_of(rows: list[Row]) -> list[dict[str, Row]]:
-    """Return the rows of each point by candidate."""
-    return [{r["candidate"]: r for r in mine} for mine in group_rows(rows, "kind", "B", "I", "H", "threads").values()]
-
-
 def few_bits(path: Path) -> list[str]:
-    """Compare ours in 8 bits with each peer and with ours in float32, with I = H; docs/quantization.md has it too."""
+    """Compare ours in 8 bits with each peer and with ours in float32, with I = H, for docs/quantization.md."""
     rows = [r for r in read_table(path) if r["I"] == r["H"]]
     lines = [["", "threads", *IN_FEW_BITS, "the fastest of them", "slower at", "float32 beside int8"]]
     for (kind, threads), mine in group_rows(rows, "kind", "threads").items():
         beside = [[r for r in mine if r["candidate"] == peer] for peer in IN_FEW_BITS]
         fastest = [
-            min((point[name] for name in IN_FEW_BITS if name in point), key=lambda r: r["ratio"])
-            for point in points_of(mine)
+            min((r for r in point if r["candidate"] in IN_FEW_BITS), key=lambda r: r["ratio"])
+            for point in group_rows(mine, "B", "H").values()
         ]
         worst = min(fastest, key=lambda r: r["ratio"])
         at = f"{geometric_mean(fastest)}; {worst['ratio']:.2f}x at B = {worst['B']}, H = {worst['H']}"
@@ -375,31 +354,10 @@ def few_bits(path: Path) -> list[str]:
         gain = f"{geometric_mean(floats)}; {min(r['ratio'] for r in floats):.2f}x"
         columns = (geometric_mean(r) if r else "" for r in beside)
         lines.append([kind, str(threads), *columns, at, count_slower(fastest), gain])
-    return [*table(lines), *measured_lines(read_about(path), dtype="")]
-
-
-def few_bits_errors(rows: list[Row]) -> list[str]:
-    """Make a table of the geometric mean of the errors over all sizes, and the largest."""
-    rows = [r for r in rows if r["threads"] == 1 and r["I"] == r["H"]]
-    names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
-    lines = [["", *names]]
-    for (kind,), mine in group_rows(rows, "kind").items():
-        errors = [[r["error"] for r in mine if r["candidate"] == name] for name in names]
-        lines.append([kind, *(f"{statistics.geometric_mean(e):.1e}; {max(e):.1e}" if e else "" for e in errors)])
-    return table(lines)
-
-
-def one_row(rows: list[Row]) -> list[str]:
-    """Make a table of microseconds a step of one row with one input."""
-    rows = [r for r in rows if r["I"] == 1]
-    names = list(dict.fromkeys(r["candidate"] for r in rows))
-    lines = [["", "H", "threads", *names]]
-    for (kind, H, threads), mine in group_rows(rows, "kind", "H", "threads").items():
-        cells = dict.fromkeys(names, "")
-        for r in mine:
-            cells[r["candidate"]] = microseconds(r["microseconds"] / 20)
-        lines.append([kind, str(H), str(threads), *cells.values()])
-    return table(lines)
+    ours = [r for r in rows if r["candidate"] == "int8"]
+    disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in ours)
+    end = f"; at {disturbed} of {len(ours)} sizes most rounds were disturbed"
+    return [*table(lines), *measured_lines(read_about(path), dtype="", end=end)]
 
 
 def quantization_scores(path: Path) -> list[str]:
@@ -415,19 +373,6 @@ def quantization_scores(path: Path) -> list[str]:
         shares = (mine[name]["score"].partition(" ")[0] if name in mine else "" for name in names)
         scores.append([f"{data}, {unit}: {layer}", *shares])
     return table(scores)
-
-
-def quantization_page(path: Path) -> str:
-    """Return the text of quantization.md."""
-    rows = read_table(path)
-    ours = [r for r in rows if r["candidate"] == "int8"]
-    disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in ours)
-    page = [QUANTIZATION_HEAD, *few_bits(path)]
-    page += [f"At {disturbed} of {len(ours)} points the machine was disturbed in most rounds.", ""]
-    page += ["## One row, one input", "", "Microseconds a step:", ""]
-    page += [*one_row(rows), "## How far y is off", "", "Geometric means over all sizes; the largest:", ""]
-    page += few_bits_errors(rows)
-    return "\n".join(page[:-1]) + "\n"
 
 
 # --------------------------------------------------------------------------------------------------------- the pictures
@@ -461,7 +406,7 @@ def plot_ratios(rows: list[Row], path: Path) -> None:
 def plot_shares(rows: list[Row], path: Path) -> None:
     """Plot our share of the ceiling over H, for batch sizes, T = 20."""
     figure = Figure(figsize=(12, 4), layout="constrained")
-    tasks = layers_of(rows)
+    tasks = [task for task in LAYERS + MORE_LAYERS if any(r["task"] == task for r in rows)]
     for k, task in enumerate(tasks):
         axes = figure.add_subplot(1, len(tasks), k + 1)
         for B in (1, 4, 16, 64, 256):
@@ -496,7 +441,7 @@ def plot_episodes(path: Path, picture: Path) -> None:
 PICTURES = {
     "ratios": (
         plot_ratios,
-        "How many times faster than each peer: every size a dot, the middle 80 % a bar, the median a black line",
+        "How many times faster than each library: every size a dot, the middle 80 % a bar, the median a black line",
     ),
     "shares": (plot_shares, "The share of the multiply-add ceiling over H with T = 20"),
 }
@@ -509,7 +454,6 @@ def main() -> None:
     (paths[0].parent / "cpu.md").write_text(cpu_page(paths))
     if paths == FILES:
         TORCH.with_name("torch.md").write_text(torch_page(TORCH))
-        QUANTIZATION.with_name("quantization.md").write_text(quantization_page(QUANTIZATION))
         plot_episodes(EPISODES, FOLDER.parent / "images" / "recurrent-policies.png")
     if not is_grid(paths[0]):
         for name, (plot, _) in PICTURES.items():

@@ -13,8 +13,8 @@ that cores read of each other, as plans assume them; and the barriers, which tak
 
     0.2 + 0.05 n us, or 0.5 + 0.15 n us, among n threads
 
-A table has speed-ups over one core, for either barrier: of the plan, and of the best of all grids.  "Falls" are cases
-in which more cores make a call slower by more than 5 %.
+A table has speed-ups of the plan over one core, for either barrier.  "Falls" are cases in which more cores make a call
+slower by more than 5 %.
 
 With --busy a figure is the mean microseconds of a call, the median of the rounds, with the median of the rounds' ratios
 to one thread in the same place: on a quiet machine, beside busy processes, and between numpy's threaded products.
@@ -27,15 +27,14 @@ import copy
 import itertools
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
 import candidates
 import numpy as np
+import turns
 from machine import CPUS, keep_cpus_busy
-from turns import Worker, answer, ask_all, make_parser, open_workers, print_heads, print_row, run_program, seconds
 
 import blockcell
 from blockcell import GRU, LSTM, _cpu, _team
@@ -47,7 +46,7 @@ LAYERS: dict[str, Callable[[int], Any]] = {
     "LSTM": lambda H: LSTM.init(H, H, seed=1),
     "GRU": lambda H: GRU.init(H, H, seed=1),
 }
-GATES, PRODUCTS, LINES = {"LSTM": 4, "GRU": 3}, {"LSTM": 1, "GRU": 2}, {"LSTM": 1, "GRU": 2}  # LINES: in a panel
+GATES, PRODUCTS = {"LSTM": 4, "GRU": 3}, {"LSTM": 1, "GRU": 2}
 TASKS = {"inference": ("inference",), "training": ("forward", "backward")}
 CELLS, BATCHES, CORES = (64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (4, 8, 16, 32, 64)
 BARRIERS = ((0.2, 0.05), (0.5, 0.15))  # microseconds, and for each thread
@@ -71,7 +70,7 @@ def make_layer(kind: str, H: int, B: int) -> tuple[Any, Any]:
 
 def microseconds(call: Callable[[], object]) -> float:
     call()
-    return 1e6 * seconds(call, BUDGET)
+    return 1e6 * turns.seconds(call, BUDGET)
 
 
 def time_grid(call: Pass, grid: Grid, only: int = -1) -> float:
@@ -101,9 +100,9 @@ def part_time(call: Pass, grid: Grid) -> float:
 
 
 def measure(calls: Iterable[list[Pass]], cores: Iterable[int]) -> None:
-    """Measure all parts that `speedups` needs, then each once more: what disturbs a host lasts seconds."""
+    """Measure all parts that `speedup` needs, then each once more: what disturbs a host lasts seconds."""
     for these, count in itertools.product(calls, cores):
-        speedups(these, count, BARRIERS[0])
+        speedup(these, count, BARRIERS[0])
     for (call, grid), time_so_far in PARTS.items():
         PARTS[call, grid] = min(time_so_far, time_grid(call, grid, -1 if grid == (1, 1) else 0))
 
@@ -134,11 +133,6 @@ def predict_time(call: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
     return part_time(call, grid) + waiting_time(call, grid, barrier)
 
 
-def panels(call: Pass) -> int:
-    lines = 4 if call.work == "backward" else LINES[call.kind]
-    return math.ceil(call.H / (16 * lines))
-
-
 def plan_grid(call: Pass, threads: int) -> Grid:
     """Return the grid of the present plan."""
     layer, _ = make_layer(call.kind, call.H, call.B)
@@ -146,58 +140,36 @@ def plan_grid(call: Pass, threads: int) -> Grid:
     return plan.backward if call.work == "backward" else plan.forward
 
 
-def grids(call: Pass, cores: int) -> Iterator[Grid]:
-    """Yield the grids of 1, 2, 3, 4, 6, 8, 12 ... groups and of as many members that fit the cores, rows and panels."""
-    counts = sorted({count << shift for count in (1, 3) for shift in range(7)})
-    for groups, members in itertools.product(counts, counts):
-        if groups * members <= cores and groups <= call.B and members <= panels(call):
-            yield Grid(groups, members)
-
-
-def best_time(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
-    return min(predict_time(call, grid, barrier) for grid in grids(call, cores))
-
-
 def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
     return [Pass(kind, work, H, B) for work in TASKS[task]]
 
 
-def speedups(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> dict[str, float]:
+def speedup(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> float:
+    """Return the speed-up of the present plan over one core."""
     alone = sum(part_time(call, Grid(1, 1)) for call in calls)
-    ways = {
-        "plan": lambda call: predict_time(call, plan_grid(call, cores), barrier),
-        "best": lambda call: best_time(call, cores, barrier),
-    }
-    return {name: alone / sum(map(way, calls)) for name, way in ways.items()}
+    return alone / sum(predict_time(call, plan_grid(call, cores), barrier) for call in calls)
 
 
 def print_table(options: argparse.Namespace) -> None:
-    names, shares, falls = ("plan", "best"), [], 0
-    means: dict[tuple[object, ...], list[list[dict[str, float]]]] = {}
+    means: dict[tuple[object, ...], list[list[float]]] = {}
+    falls = 0
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)
-    print_heads(["kind", "task", "H", "B", "cores", "grid", *names, "share of best"])
+    turns.print_heads(["kind", "task", "H", "B", "cores", "grid", "speed-up"])
     for kind, task, H, B in shapes:
         calls, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
-            results = [speedups(calls, cores, barrier) for barrier in BARRIERS]
-            means.setdefault((kind, task, cores), []).append(results)
+            ratios = [speedup(calls, cores, barrier) for barrier in BARRIERS]
+            means.setdefault((kind, task, cores), []).append(ratios)
             chosen = " ".join("{}x{}".format(*plan_grid(call, cores)) for call in calls)
-            falls += sum(ratios["plan"] < 0.95 * before for ratios, before in zip(results, last, strict=True))
-            last = [max(before, ratios["plan"]) for ratios, before in zip(results, last, strict=True)]
-            shares += [ratios["plan"] / ratios["best"] for ratios in results]
-            cells = [", ".join(f"{ratios[name]:.1f}" for ratios in results) for name in names]
-            print_row([kind, task, H, B, cores, chosen, *cells, ", ".join(f"{share:.2f}" for share in shares[-2:])])
+            falls += sum(ratio < 0.95 * before for ratio, before in zip(ratios, last, strict=True))
+            last = [*map(max, last, ratios)]
+            turns.print_row([kind, task, H, B, cores, chosen, "{:.1f}, {:.1f}".format(*ratios)])
     print()
-    print_heads(["kind", "task", "cores", *names])
-    for point, all_results in means.items():
-        both = [*zip(*all_results, strict=True)]
-        cells = [", ".join(f"{statistics.mean(ratios[name] for ratios in own):.1f}" for own in both) for name in names]
-        print_row([*point, *cells])
-    mean = statistics.mean(shares)
-    print(
-        f"\n{len(shares)} cases: share of the best {mean:.2f} in the mean, {min(shares):.2f} at least; falls: {falls}"
-    )
+    turns.print_heads(["kind", "task", "cores", "mean speed-up"])
+    for point, all_ratios in means.items():
+        turns.print_row([*point, "{:.1f}, {:.1f}".format(*map(statistics.mean, zip(*all_ratios, strict=True)))])
+    print(f"\nfalls: {falls}")
 
 
 def print_check(options: argparse.Namespace) -> None:
@@ -209,13 +181,13 @@ def print_check(options: argparse.Namespace) -> None:
     blockcell.set_num_threads(2)
     measured = [[time_grid(call, grid) for call, grid in points] for _ in range(ROUNDS)]
     errors = []
-    print_heads("kind,work,H,B,grid,one core (us),predicted,measured,slowest round,ratio".split(","))
+    turns.print_heads("kind,work,H,B,grid,one core (us),predicted,measured,slowest round,ratio".split(","))
     for (call, grid), rounds in zip(points, zip(*measured, strict=True), strict=True):
         expected = predict_time(call, grid, barrier)
         errors.append(abs(expected / min(rounds) - 1))
         numbers = part_time(call, Grid(1, 1)), expected, min(rounds), max(rounds)
         cells = [call.kind, call.work, call.H, call.B, "{}x{}".format(*grid), *(f"{number:.0f}" for number in numbers)]
-        print_row([*cells, f"{expected / min(rounds):.2f}"])
+        turns.print_row([*cells, f"{expected / min(rounds):.2f}"])
     print(f"\n{len(errors)} points: the median of their errors is {100 * statistics.median(errors):.1f} %")
 
 
@@ -227,43 +199,34 @@ CALLS = [  # T, B, H
 
 
 def work(threads: str) -> None:
-    """Answer a call, a budget and a place with the call's mean seconds; at "numpy" a product precedes each."""
+    """Answer a call, a budget and a place with the call's mean seconds; at "numpy" a product follows each."""
     a, prepare = np.ones((512, 512), np.float32), candidates.blockcell(int(threads))
 
     def reply(question: tuple[str, int, int, int, float, str]) -> float:
         task, T, B, H, budget, place = question
-        call, spent, count = prepare(task, "float32", {"T": T, "B": B, "I": H, "H": H}), 0.0, 0
-        call()
-        end = time.perf_counter() + budget
-        while time.perf_counter() < end:
-            if place == "numpy":
-                a @ a
-            start = time.perf_counter()
-            call()
-            spent += time.perf_counter() - start
-            count += 1
-        return spent / count
+        call = prepare(task, "float32", {"T": T, "B": B, "I": H, "H": H})
+        return turns.time_in_turn([call, lambda: a @ a] if place == "numpy" else [call], budget)[0]
 
-    answer(reply)
+    turns.answer(reply)
 
 
 def print_busy(options: argparse.Namespace) -> None:
     numpys = {"OPENBLAS_NUM_THREADS": str(CPUS)}
-    team = {f"{threads} threads": Worker(__file__, "--work", str(threads), **numpys) for threads in (1, CPUS)}
-    with open_workers(team) as workers:
-        print_heads(["place", "call", *workers])
+    team = {f"{threads} threads": turns.Worker(__file__, "--work", str(threads), **numpys) for threads in (1, CPUS)}
+    with turns.open_workers(team) as workers:
+        turns.print_heads(["place", "call", *workers])
         for place, call in itertools.product(("quiet", "busy", "numpy"), CALLS):
             with keep_cpus_busy(place):
-                rounds = [[*ask_all(workers, *call, 0.5, place).values()] for _ in range(options.rounds)]
+                rounds = [[*turns.ask_all(workers, *call, 0.5, place).values()] for _ in range(options.rounds)]
             cells = []
             for k, times in enumerate(zip(*rounds, strict=True)):
                 ratio = statistics.median(times[k] / times[0] for times in rounds)
                 cells.append(f"{statistics.median(times) * 1e6:.0f} ({ratio:.2f})")
-            print_row([place, "{} T{} B{} H{}".format(*call), *cells])
+            turns.print_row([place, "{} T{} B{} H{}".format(*call), *cells])
 
 
 def main() -> None:
-    parser = make_parser(__doc__, rounds=5)
+    parser = turns.make_parser(__doc__, rounds=5)
     parser.add_argument("--kinds", nargs="+", default=[*LAYERS], choices=LAYERS, metavar="KIND")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS, metavar="TASK")
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")
@@ -281,4 +244,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_program(main, work)
+    turns.run_program(main, work)

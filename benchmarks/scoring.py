@@ -11,9 +11,9 @@ inputs, and lengths drawn evenly.
 * torch: PackedSequences of sequences that are sorted by length.
 * onnxruntime: padded batches of such sequences, with their lengths, for ONNX's own LSTM nodes.
 
-PyTorch and onnxruntime have the batch of 16 to 256 that is best for each way on 512 sequences.  "Padding" is its share
-of the steps that a batch has.  Each way runs in a process of its own; they take turns, and rounds on a disturbed
-machine are repeated (turns.py).  A figure is the median of the rounds, with the fastest and the slowest.
+PyTorch and onnxruntime have the batch of 16 to 256 that is best for each way on 512 sequences.  Each way runs in a
+process of its own; they take turns, and rounds on a disturbed machine are repeated (turns.py).  A figure is the median
+of the rounds, with the fastest and the slowest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import turns
+from candidates import open_session
 from machine import CPUS
 
 import blockcell
 from blockcell import LSTM, Scorer, Stack
-from blockcell.scorer import _plan_batches
 
 INPUTS, CELLS, SHORTEST, LONGEST = 40, 128, 20, 400
 BATCHES = (16, 32, 64, 128, 256)
@@ -84,14 +84,9 @@ def make_torch() -> Way:
 
 
 def make_onnxruntime() -> Way:
-    import onnxruntime as ort
-
     from onnx_export import export
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    model = export(make_network(), None, loop="native", state=False)
-    session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = open_session(export(make_network(), None, loop="native", state=False).SerializeToString(), threads=1)
 
     def score(xs: list[Array], batch: int) -> Array:
         outputs = np.empty((len(xs), CELLS), np.float32)
@@ -107,14 +102,6 @@ def make_onnxruntime() -> Way:
 
 
 WAYS: dict[str, Callable[[], Way]] = {"Scorer": make_scorer, "torch": make_torch, "onnxruntime": make_onnxruntime}
-
-
-def padding_share(way: str, lengths: list[int], batch: int) -> float:
-    """Return the share of the steps that is padding; a PackedSequence has none."""
-    if way == "torch":
-        return 0.0
-    batches = _plan_batches(lengths, batch) if way == "Scorer" else split_batches(lengths, batch)
-    return 1 - sum(lengths) / sum(len(numbers) * max(lengths[k] for k in numbers) for numbers in batches)
 
 
 def work(way: str, number: str) -> None:
@@ -158,13 +145,13 @@ def main() -> None:
 
         rounds = turns.select_rounds(turns.watch(workers.values()).rounds(1, measure, options.rounds))
     first, *_ = best
-    turns.print_heads(["", "batch", "padding", "s", f"times that of {first}"])
+    turns.print_heads(["", "batch", "s", f"times that of {first}"])
     for way in best:
         times = [answers[way][0] for answers in rounds]
         assert np.allclose(rounds[0][way][1], rounds[0][first][1], atol=1e-4 * number), "results differ"
         ratio = statistics.median(a / answers[first][0] for a, answers in zip(times, rounds, strict=True))
         figures = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})", f"{ratio:.2f}x"
-        turns.print_row([way, best[way], f"{padding_share(way, lengths, best[way]):.1%}", *figures])
+        turns.print_row([way, best[way], *figures])
 
 
 if __name__ == "__main__":

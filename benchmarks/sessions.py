@@ -11,9 +11,8 @@ the rounds.
 * rows of a stream: a stream of all sessions, of which those that are ready step.
 * Sessions: `blockcell.Sessions`, which are fed and then step.
 * a stream each: a stream of one row for every session.
-* a table of states: arrays with a row for each session; the states of those that are ready are gathered for one call of
-  the layer, and scattered after it.
-* onnxruntime, gathered: a table of states, by numpy, and a run of an exported model of ONNX's own LSTM nodes.
+* onnxruntime, gathered: arrays with a row of states for each session, of which numpy gathers those that are ready for a
+  run of an exported model of ONNX's own LSTM nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import onnxruntime
+from candidates import open_session
 from turns import make_parser, seconds
 
 import blockcell
@@ -43,7 +42,6 @@ Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y 
 
 
 def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
-    table = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
     streams = [net.stream() for _ in range(sessions)]
     of_rows, served = net.stream(sessions), Sessions(net, capacity=sessions)
     ids = [served.open() for _ in range(sessions)]
@@ -60,27 +58,17 @@ def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
     def stream_each(rows: Array, x: Array) -> Array:
         return np.concatenate([streams[row].step(x[k : k + 1]) for k, row in enumerate(rows)])
 
-    def table_of_states(rows: Array, x: Array) -> Array:
-        y, state = net(x[None], pair_states([array[rows] for array in table]))
-        for array, last in zip(table, itertools.chain(*state), strict=True):
-            array[rows] = last
-        return y[0]
-
     return {
         "rows of a stream": rows_of_a_stream,
         "Sessions": serve,
         "a stream each": stream_each,
-        "a table of states": table_of_states,
         ONNXRUNTIME: gather_with_onnxruntime(net, sessions),
     }
 
 
 def gather_with_onnxruntime(net: Stack, sessions: int) -> Step:
     """Return a step by onnxruntime, on one thread, with states in a table."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    model = export(net, None, loop="native", lengths=False).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = open_session(export(net, None, loop="native", lengths=False).SerializeToString(), threads=1)
     table = {tensor.name: np.zeros((sessions, net.hidden_size), np.float32) for tensor in session.get_inputs()[1:]}
 
     def step(rows: Array, x: Array) -> Array:
@@ -90,11 +78,6 @@ def gather_with_onnxruntime(net: Stack, sessions: int) -> Step:
         return y[0]
 
     return step
-
-
-def pair_states(arrays: list[Array]) -> list[tuple[Array, Array]]:
-    """Return the arrays as states of LSTMs, (cs, h) each."""
-    return [(arrays[k], arrays[k + 1]) for k in range(0, len(arrays), 2)]
 
 
 def main() -> None:

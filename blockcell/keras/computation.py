@@ -58,7 +58,7 @@ class Computation:
         self._layer: tuple[Sequence[Array], Any] = (), None
         self._training_layer: Any = None  # whose weights are replaced at each call, which holds the lock
         self._lock = threading.Lock()
-        self._kept: tuple[int, Tape | None] = 0, None
+        self._kept: tuple[int, Any] = 0, None
         self._tokens = itertools.count(1)
 
     def result_shapes(self, inputs: Sequence[Any]) -> list[Any]:
@@ -101,9 +101,8 @@ class Computation:
     def forward_with_token(self, inputs: Sequence[Array], training: bool) -> list[Array]:
         """Return a token [], y and the last states: the token tells `backward_of_token` which tape is meant."""
         results, tape = self.forward(inputs, training)
-        token = 0
+        token = next(self._tokens)
         if tape is not None:
-            token = next(self._tokens)
             self._kept = token, tape
         return [np.asarray(token, np.int64), *results]
 
@@ -111,14 +110,13 @@ class Computation:
         """Return what `backward` does.
 
         Only the last tape is kept, because nobody tells whether a gradient will be asked for.  An earlier one, as of a
-        layer that is called twice, is computed again.
+        layer that is called twice, or of a call outside of training, is computed again.
         """
         kept, tape = self._kept
         if kept == token:
             self._kept = 0, None  # which frees the tape's arrays
         else:
             tape = self.forward(inputs, True)[1]
-        assert tape is not None
         return self.backward(tape, d_results)
 
     def _layer_of(self, weights: Sequence[Array]) -> Any:
@@ -131,10 +129,7 @@ class Computation:
         return layer
 
     def _train(self, weights: Sequence[Array]) -> Any:
-        """Return the layer for training with these weights, which are others at each step.
-
-        To replace weights takes a third of the time that a new layer takes, or less.
-        """
+        """Return the layer for training with these weights, others at each step: a new layer would take three times."""
         if self._training_layer is None:
             self._training_layer = self._new_layer(weights)
         else:

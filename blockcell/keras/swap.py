@@ -8,6 +8,8 @@ own in everything else: class, config, weights and files.
 from __future__ import annotations
 
 import importlib
+import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
@@ -20,9 +22,9 @@ from .computation import Computation
 
 KINDS = {keras.layers.LSTM: "LSTM", keras.layers.GRU: "GRU", keras.layers.SimpleRNN: "RNN"}
 _BACKENDS = {"torch": "by_torch", "tensorflow": "by_tf", "jax": "by_jax", "numpy": "by_numpy"}
-_MIN_UNITS = {"jax": 64}  # benchmarks/keras_in_place.py: layers of 32 units are slower than what JAX compiles
+# Units, and rows times steps of calls and in training, from which we are faster: benchmarks/keras_in_place.py
+_MIN_SIZES = {"jax": (64, (32, 512))}
 _ACTIVATIONS = "activation", "recurrent_activation"
-_COMPILED_FUNCTIONS = "train_function", "test_function", "predict_function"
 
 
 def replace(model: keras.Layer, *, min_units: int | None = None) -> Report:
@@ -32,16 +34,13 @@ def replace(model: keras.Layer, *, min_units: int | None = None) -> Report:
     ``model.save`` writes a file that Keras reads without blockcell.  Outputs, states and gradients are Keras' within
     rounding, with masks and with dropout, too.
 
-    .. code-block:: python
-
-        print(blockcell.keras.replace(model))
-
     Parameters
     ----------
     model : keras.Layer
         A model, or a layer alone.
     min_units : int, optional
-        Layers with fewer units stay. By default 64 with JAX, which is faster itself then, and otherwise 0.
+        Layers with fewer units stay. By default 0. With JAX 64, and Keras computes calls of less than 32 rows times
+        steps, in training 512: below these sizes what JAX compiles is faster.
 
     Returns
     -------
@@ -58,31 +57,27 @@ def replace(model: keras.Layer, *, min_units: int | None = None) -> Report:
         Keras computes by another backend, or by PyTorch or TensorFlow and the model is compiled with
         ``jit_compile=True``.
     """
-    _check_model("replace", model)
+    layers, models = _find_parts("replace", model)
     name = keras.backend.backend()
-    units = _MIN_UNITS.get(name, 0) if min_units is None else min_units
-    min_units = ArgumentReader("blockcell.keras.replace").integer("min_units", units)
+    min_units, min_steps = _MIN_SIZES.get(name, (0, (0, 0))) if min_units is None else (min_units, (0, 0))
+    min_units = ArgumentReader("blockcell.keras.replace").integer("min_units", min_units)
     if name not in _BACKENDS:
         raise ValueError(f"blockcell.keras.replace: Keras computes by {name}; expected {', '.join(_BACKENDS)}")
     backend = importlib.import_module(f".{_BACKENDS[name]}", __package__)
-    models = [part for part in model._flatten_layers() if isinstance(part, keras.Model)]
     is_compiled = name in ("torch", "tensorflow")
     for part in models if is_compiled else ():
-        config = getattr(part, "_compile_config", None)
-        if config is not None and config.config.get("jit_compile") is True:
+        if _jit_compile(part) is True:
             raise ValueError(
                 f"blockcell.keras.replace: {part.name} is compiled with jit_compile=True, which compiles no function of"
                 " Python; expected compile(..., jit_compile=False)"
             )
     report = Report(noun="layer")
-    for part in model._flatten_layers():
-        if not isinstance(part, keras.layers.RNN):
-            continue
+    for part in layers:
         reason = _reason(part, backend, min_units)
         if reason:
             report.left[part.name] = reason
             continue
-        vars(part)["inner_loop"] = _InnerLoop(part, backend.compute)
+        vars(part)["inner_loop"] = _InnerLoop(part, backend.compute, min_steps)
         vars(part)["supports_jit"] = part.supports_jit and not is_compiled
         report.changed[part.name] = f"{type(part).__name__}({part.units})"
     _forget_functions(models)
@@ -108,17 +103,16 @@ def restore(model: keras.Layer) -> Report:
     TypeError
         `model` is no layer of Keras 3.
     """
-    _check_model("restore", model)
-    report, models = Report(action="restored", noun="layer"), []
-    for part in model._flatten_layers():
+    layers, models = _find_parts("restore", model)
+    report = Report(action="restored", noun="layer")
+    for part in layers:
         loop = vars(part).get("inner_loop")
         if isinstance(loop, _InnerLoop):
             del vars(part)["inner_loop"]
             vars(part)["supports_jit"] = loop.supported_jit
             report.changed[part.name] = f"{type(part).__name__}({part.units})"
-        if isinstance(part, keras.Model):
-            models.append(part)
-            vars(part).pop("export", None)
+    for part in models:
+        vars(part).pop("export", None)
     _forget_functions(models)
     return report
 
@@ -126,8 +120,10 @@ def restore(model: keras.Layer) -> Report:
 class _InnerLoop:
     """The loop over the steps of a layer, in place of Keras' own."""
 
-    def __init__(self, layer: Any, compute: Any) -> None:
+    def __init__(self, layer: Any, compute: Any, min_steps: tuple[int, int]) -> None:
         self.layer, self.compute, self.supported_jit = layer, compute, layer.supports_jit
+        self.min_steps = min_steps
+        self.keras_loop: Callable[..., tuple[Any, Any, list[Any]]] = layer.inner_loop
         self.computation = Computation(
             KINDS[type(layer)],
             _read_options(layer),
@@ -141,6 +137,9 @@ class _InnerLoop:
         self, sequences: Any, initial_state: Any, mask: Any = None, training: Any = False
     ) -> tuple[Any, Any, list[Any]]:
         """Compute all steps; return the last output, all outputs, and the last states, as Keras' own loop does."""
+        min_steps = self.min_steps[bool(training)]
+        if min_steps and math.prod(sequences.shape[:2]) < min_steps:
+            return self.keras_loop(sequences, initial_state, mask=mask, training=training)
         layer, cell, ops = self.layer, self.layer.cell, keras.ops
         if isinstance(mask, (list, tuple)):
             mask = mask[0]
@@ -158,12 +157,22 @@ class _InnerLoop:
         return y, ops.expand_dims(y, 1), states
 
 
-def _check_model(caller: str, model: Any) -> None:
+def _find_parts(caller: str, model: Any) -> tuple[list[Any], list[Any]]:
+    """Return the recurrent layers of a model, and the models of it."""
     if not isinstance(model, keras.Layer):
         raise TypeError(
             f"blockcell.keras.{caller}: model is of type {type(model).__module__}.{type(model).__name__}; expected a"
             " model or a layer of Keras 3"
         )
+    parts = [*model._flatten_layers()]
+    models = [part for part in parts if isinstance(part, keras.Model)]
+    return [part for part in parts if isinstance(part, keras.layers.RNN)], models
+
+
+def _jit_compile(model: Any) -> Any:
+    """Return the argument of a model's ``compile``; None of a model that is not compiled."""
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else config.config.get("jit_compile", "auto")
 
 
 def _read_options(layer: Any) -> dict[str, Any]:
@@ -174,12 +183,8 @@ def _read_options(layer: Any) -> dict[str, Any]:
 
 def _reason(layer: Any, backend: Any, min_units: int) -> str | None:
     """Return why a layer stays as it is; None if it does not."""
-    kind = type(layer)
-    if kind not in KINDS:
-        bases = [base.__name__ for base in KINDS if issubclass(kind, base)]
-        if bases:
-            return f"{kind.__name__} is derived from {bases[0]}, and may compute something else"
-        return f"its class is {kind.__name__}; expected LSTM, GRU or SimpleRNN"
+    if type(layer) not in KINDS:
+        return f"its class is {type(layer).__name__}, which may compute something else than LSTM, GRU or SimpleRNN"
     if isinstance(vars(layer).get("inner_loop"), _InnerLoop):
         return "it is replaced already"
     if not layer.built:
@@ -204,13 +209,11 @@ def _reason(layer: Any, backend: Any, min_units: int) -> str | None:
 def _forget_functions(models: list[Any]) -> None:
     """Make Keras compile its functions anew, which have the old loops in them."""
     for model in models:
-        for name in _COMPILED_FUNCTIONS:
+        for name in ("train_function", "test_function", "predict_function"):
             if hasattr(model, name):
                 setattr(model, name, None)
-        if getattr(model, "_jit_compile", None) is not None and model.compiled:
-            config = getattr(model, "_compile_config", None)
-            if config is not None and config.config.get("jit_compile", "auto") == "auto":
-                model._jit_compile = None
+        if getattr(model, "_jit_compile", None) is not None and model.compiled and _jit_compile(model) == "auto":
+            model._jit_compile = None
 
 
 def _refuse_export(*_: Any, **__: Any) -> NoReturn:

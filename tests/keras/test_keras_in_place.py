@@ -54,7 +54,7 @@ def test_report_is_a_table():
         "  backward_gru: GRU(5)",
         "  forward_gru: GRU(5)",
         "left 2:",
-        "  cells: its class is RNN; expected LSTM, GRU or SimpleRNN",
+        "  cells: its class is RNN, which may compute something else than LSTM, GRU or SimpleRNN",
         "  noisy: recurrent_dropout is 0.5",
     ]
     assert [*blockcell.keras.restore(model).changed] == ["backward_gru", "forward_gru"]
@@ -95,11 +95,11 @@ class Derived(keras.layers.LSTM):
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (lambda: Derived(3), "Derived is derived from LSTM, and may compute something else"),
+        (lambda: Derived(3), "its class is Derived, which may compute something else than LSTM, GRU"),
         (lambda: keras.layers.LSTM(3, recurrent_dropout=0.1), "recurrent_dropout is 0.1"),
         (lambda: keras.layers.GRU(3, activation="gelu"), "its activation is none of blockcell's"),
         (lambda: keras.layers.LSTM(3, dtype="mixed_bfloat16"), "its dtype policy is mixed_bfloat16; expected float"),
-        (lambda: keras.layers.RNN(keras.layers.GRUCell(3)), "its class is RNN; expected LSTM, GRU or SimpleRNN"),
+        (lambda: keras.layers.RNN(keras.layers.GRUCell(3)), "its class is RNN, which may compute something else"),
     ],
 )
 def test_layers_that_are_left(layer, reason):
@@ -119,6 +119,22 @@ def test_small_layers_are_left():
     assert len(blockcell.keras.replace(model).changed) == (BACKEND != "jax")
     with pytest.raises(TypeError, match=r"blockcell\.keras\.replace: min_units is '6'"):
         blockcell.keras.replace(model, min_units="6")
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="other backends have no least size")
+def test_short_calls_are_left():
+    """With JAX, Keras computes calls of few rows and steps, and more of them in training."""
+    model = small_model(keras.layers.LSTM(64))
+    assert blockcell.keras.replace(model).changed
+    computation, calls = vars(model.layers[0])["inner_loop"].computation, []
+    forward = computation.forward
+    computation.forward = lambda inputs, training: calls.append((len(inputs[0]), training)) or forward(inputs, training)
+    model.compile(optimizer="sgd", loss="mse")
+    for rows in (5, 6, 85, 86):  # of 6 steps
+        x = np.tile(X, (22, 1, 1))[:rows]
+        model.predict_on_batch(x)
+        model.train_on_batch(x, np.zeros((rows, 2)))
+    assert calls == [(6, False), (85, False), (86, False), (86, True)]
 
 
 def test_layers_that_are_not_built_are_left():
@@ -212,14 +228,15 @@ def test_two_threads():
             np.testing.assert_allclose(result, expected[k], rtol=0, atol=1e-6)
 
 
-def test_gradients_of_an_earlier_call():
-    """Only the last tape is kept, until it is used: another call's gradient is computed from its own arguments."""
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_an_earlier_call(training):
+    """Only the last tape in training is kept, until it is used: other gradients are computed from the arguments."""
     rng, options = np.random.default_rng(1), {"reset_after": True}
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 15), (5, 15), (2, 15))]
     calls = [[x, rng.standard_normal((4, 5)).astype(np.float32), *weights] for x in (X, -X)]
     d_results = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6, 5), (4, 5))]
     computation = Computation("GRU", options, weight_count=3, returns_sequences=True, zero_masked=False)
-    tokens = [int(computation.forward_with_token(call, True)[0]) for call in calls]
+    tokens = [int(computation.forward_with_token(call, training)[0]) for call in calls]
     for token, call in zip(tokens, calls, strict=True):
         alone = Computation("GRU", options, weight_count=3, returns_sequences=True, zero_masked=False)
         expected = alone.backward(alone.forward(call, True)[1], d_results)

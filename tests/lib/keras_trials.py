@@ -4,9 +4,10 @@
     KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER 300 60  # from number 60 on
     KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER load    # loads them without blockcell
 
-Each model is compared: its outputs twice, in case a layer is stateful; its loss in each of three steps of training by
-plain gradient descent, its weights after them, which have the gradients in them; and the outputs of the saved file.
-Where outputs differ by more than BOUND, a line has the errors of blockcell and Keras against double precision, too.
+Each model is compared: its outputs twice, in case a layer is stateful; the gradients of a call outside of training to
+its inputs and weights; its loss in each of three steps of training by plain gradient descent, and its weights after
+them; and the outputs of the saved file.  Where outputs or gradients differ by more than BOUND, a line has the errors of
+blockcell and Keras against double precision, too.
 """
 
 from __future__ import annotations
@@ -117,11 +118,11 @@ def compare(number: int, folder: Path) -> dict[str, Any]:
     report = blockcell.keras.replace(replaced, min_units=0)
     assert report.changed and not report.left, report
     initial, histories = model.get_weights(), []
-    pairs = [[m.predict(x, verbose=0, batch_size=len(x[0])) for m in (replaced, model)] for _ in range(2)]
-    error = max(error_in_eps(*pair) for pair in pairs)
-    exact = compute_exactly(number, x, initial) if error > BOUND else []
     backend, is_stateful = keras.backend.backend(), any(getattr(layer, "stateful", False) for layer in model.layers)
     trains = backend != "numpy" and not (backend == "torch" and is_stateful)  # Keras' own cannot be trained there
+    computed = [compute(each, x, trains) for each in (replaced, model)]
+    errors = [*map(error_in_eps, *computed)]
+    exact = compute_exactly(number, x, initial, trains) if max(errors) > BOUND else []
     for each in (replaced, model) if trains else ():
         keras.utils.set_random_seed(number)  # Keras on PyTorch draws by it where a layer has no seed
         each.compile(optimizer=keras.optimizers.SGD(0.1, clipvalue=1.0), loss="mse")
@@ -135,21 +136,57 @@ def compare(number: int, folder: Path) -> dict[str, Any]:
     y = replaced.predict(x, verbose=0, batch_size=len(x[0]))
     np.savez(folder / f"{number}.npz", y=y, **{f"x{k}": array for k, array in enumerate(x)})
     loss = max(np.abs(np.subtract(*histories)).max() / max(1, np.abs(histories).max()) if histories else 0, 0)
-    row: dict[str, Any] = {"number": number, "outputs": error, "loss": float(loss), "weights": max(weights)}
-    for k, name in enumerate(("blockcell", "Keras") if exact else ()):
-        row[name] = max(error_in_eps(pair[k], y) for pair, y in zip(pairs, exact, strict=True))
+    row: dict[str, Any] = {"number": number, "loss": float(loss), "weights": max(weights)}
+    row |= {"outputs": max(errors[:2]), "gradients": sum(errors[2:])}
+    for name, results in zip(("blockcell", "Keras") if exact else (), computed, strict=False):
+        row[name] = max(map(error_in_eps, results, exact))
     return row
 
 
-def compute_exactly(number: int, x: list[Any], weights: list[Any]) -> list[Any]:
-    """Return what a model of Keras computes in two calls, in double precision, rounded once."""
+def compute(model: Any, x: list[Any], differentiates: bool) -> list[Any]:
+    """Return the outputs of two calls, and all gradients to the inputs and weights of a third one's mean square."""
+    outputs = [model.predict(x, verbose=0, batch_size=len(x[0])) for _ in range(2)]
+    weights = [variable.value for variable in model.trainable_variables]
+    if not differentiates:
+        return outputs
+    if keras.backend.backend() == "torch":
+        import torch
+
+        inputs = [torch.tensor(array, requires_grad=True) for array in x]
+        loss = model(inputs, training=False).square().mean()
+        grads = torch.autograd.grad(loss, [*inputs, *weights], allow_unused=True)
+    elif keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        inputs = [*map(tf.constant, x)]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = tf.reduce_mean(tf.square(model(inputs, training=False)))
+        grads = tape.gradient(loss, [*inputs, *weights])
+    else:
+        import jax
+
+        others = [variable.value for variable in model.non_trainable_variables]
+
+        def mean_square(inputs: list[Any], weights: list[Any]) -> Any:
+            y, _ = model.stateless_call(weights, others, inputs, training=False)
+            return (y * y).mean()
+
+        grads = jax.tree.leaves(jax.jit(jax.grad(mean_square, argnums=(0, 1)))(x, weights))
+    grads = [0 if grad is None else keras.ops.convert_to_numpy(grad) for grad in grads]
+    whole = [np.broadcast_to(grad, source.shape).ravel() for grad, source in zip(grads, [*x, *weights], strict=True)]
+    return [*outputs, np.concatenate(whole)]
+
+
+def compute_exactly(number: int, x: list[Any], weights: list[Any], differentiates: bool) -> list[Any]:
+    """Return what `compute` does of a model of Keras, in double precision, rounded once."""
     floatx = keras.config.floatx()
     set_precision("float64")
     try:
         model, *_ = draw_model(np.random.default_rng([SEED, number]))
         model.set_weights(weights)
         x = [array.astype("float64") for array in x]
-        return [model.predict(x, verbose=0, batch_size=len(x[0])).astype(floatx) for _ in range(2)]
+        return [array.astype(floatx) for array in compute(model, x, differentiates)]
     finally:
         set_precision(floatx)
 

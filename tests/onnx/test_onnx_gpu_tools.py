@@ -41,8 +41,9 @@ def test_provider(monkeypatch, here, asked, expected):
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_page(monkeypatch, tmp_path, ok):
-    """Forms with the same results are in one row."""
+    """It has the largest error of a dtype, and every result that is out of bounds."""
     rows = [["BlockLSTM", "float32", form, error, "c", "ok"] for form, error in zip("abc", "121", strict=True)]
+    rows += [["BlockLSTM", "float64", form, "", "", "RuntimeError"] for form in "ab"]
     monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider == "webgpu" else "no")
     monkeypatch.setattr(gpu_check, "check_results", lambda provider: (rows, ok))
     monkeypatch.setattr(gpu_check, "time_forms", lambda *_: [["BlockLSTM", "scan", "7.25"]])
@@ -52,9 +53,14 @@ def test_page(monkeypatch, tmp_path, ok):
         gpu_check.main()
     assert caught.value.code == (0 if ok else 1)
     text = page.read_text()
-    assert text.startswith("# On a GPU, by WebGPU\n") and "Vulkan devices: " in text
+    assert text.startswith("# ONNX models on a GPU, by WebGPU: times and errors\n") and "Vulkan devices: " in text
     assert "| BlockLSTM | scan | 7.25 |" in text
-    assert text.endswith("| BlockLSTM | float32 | a, c | 1 | c | ok |\n| BlockLSTM | float32 | b | 2 | c | ok |\n")
+    assert "\n3 of 5 results of an op, a dtype and a form are within bounds:\n" in text
+    assert text.endswith(
+        "| BlockLSTM | float32 | b | 2 | c | ok |\n"
+        "| BlockLSTM | float64 | a |  |  | RuntimeError |\n"
+        "| BlockLSTM | float64 | b |  |  | RuntimeError |\n"
+    )
 
 
 def test_what_fails_is_told(monkeypatch):

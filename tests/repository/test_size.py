@@ -14,12 +14,12 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "onnx_export": 5515,
     "tests": 44050,
     "tools": 3735,
-    "benchmarks": 3965,
+    "benchmarks": 3790,
     "examples": 2870,
     "docs": 123,
     "": 313,
 }
-PAGES = 373_000  # bytes of Markdown
+PAGES = 350_000  # bytes of Markdown
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".js", ".css", ".html"}
 
 
