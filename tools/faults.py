@@ -132,7 +132,9 @@ def fork_after(threads: str, only: str = "") -> None:
     calls = prepare((*COMPUTING, "files"), only)
 
     def child() -> None:
-        """Use what this process makes itself, and some of that in a child of its own."""
+        """Use what this process makes itself, on one thread, and some of that in a child of its own."""
+        blockcell.set_num_threads(8)
+        assert blockcell.get_num_threads() == 1
         check_all(prepare(only=only))
         assert run_in_child(lambda: check_all(prepare(only=only, selection=slice(None, None, 4)))) == 0
 

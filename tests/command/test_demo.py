@@ -71,16 +71,6 @@ def test_gradient_is_that_of_the_loss(kind):
         assert abs((sides[0] - sides[1]) / (2 * h) - (grads[name] * direction).sum()) < 1e-8, name
 
 
-def test_loss():
-    """Against a plain mean of logarithms."""
-    digits = few_digits()
-    for network in networks():
-        prediction = network.predict(digits.x)
-        np.testing.assert_allclose(prediction.sum(axis=-1), 1)
-        rows = -np.log(prediction[:, np.arange(7), digits.labels]).mean(axis=1)
-        assert network.loss_and_grads(digits)[0] == pytest.approx((0.1 * rows[:7].sum() + rows[7]) / 1.7, rel=1e-12)
-
-
 def test_learns(result):
     """And the accuracy is what the formulas find with the trained weights."""
     assert result.ok
@@ -117,27 +107,6 @@ def test_checks_are_errors_against_the_formulas(result):
             errors = {name: np.abs(results[name] - exact[name]).max() / np.abs(exact[name]).max() for name in exact}
             assert errors[row.output] * 2**23 == pytest.approx(row.error) and 0 < row.error <= row.bound
         assert check.worst["blockcell"].bound >= 5
-
-
-def test_arguments_of_the_ops():
-    """They belong together: the cells' gradients at the middle row are the sequences' there; V2 is the same LSTM."""
-    values = demo.arguments(*networks(), few_digits())
-    results = {name: FORMULAS[name](**arguments) for name, arguments in values.items()}
-    for sequence, cell in (("BlockLSTM", "LSTMBlockCell"), ("block_gru", "GRUBlockCell"), ("BlockLSTM", "BlockLSTMV2")):
-        for name, value in results[cell]._asdict().items():
-            whole = getattr(results[sequence], name)
-            np.testing.assert_allclose(value, whole[4] if value.ndim == 2 else whole, rtol=1e-12, err_msg=name)
-    for whole, cell in (
-        (results["BlockLSTMGrad"].x_grad, results["lstm_block_cell_vjp"].x_grad),
-        (results["block_gru_grad"].x_grad, results["gru_block_cell_vjp"].d_x),
-        (results["block_gru_grad"].x_grad, results["GRUBlockCellGrad"].d_x),
-    ):
-        np.testing.assert_allclose(cell, whole[4], rtol=1e-9, atol=1e-15)
-    np.testing.assert_allclose(
-        results["BlockLSTMGradV2"].x_grad, results["BlockLSTMGrad"].x_grad, rtol=1e-9, atol=1e-15
-    )
-    for name, value in results["block_gru_reset_after"]._asdict().items():
-        np.testing.assert_allclose(values["block_gru_reset_after_grad"][name], value, rtol=1e-12, err_msg=name)
 
 
 def test_sensitivity():

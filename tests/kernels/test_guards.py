@@ -92,6 +92,7 @@ def test_layers(name, dtype, side):
             assert same((turned(d_x), *expected), layer.backward(tape, guard(turned(y)), like(last, guard)))
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,10 +14,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-import summation
 from bits import on_threads, same
 from kernel_cases import DTYPES, run
-from summation import chains, factors, mates, over_rows, powers, product, real_of, sum_in_double
+from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, _kernels
 from blockcell.optable import OPS
@@ -388,16 +387,6 @@ def test_projection(path, dtype):
     m = (saved[3] * saved[5]).reshape(T * B, H)
     expected = product(np.zeros((T * B, P), m.dtype), m, layer.weights["w_p"].astype(m.dtype))
     assert same([y], [expected.reshape(T, B, P).astype(dtype)])
-    changed = descending_product(m, layer.weights["w_p"].astype(m.dtype)).reshape(T, B, P).astype(dtype)
-    assert not same([y], [changed])
-
-
-def descending_product(a, w):
-    """Each block from its last k to its first."""
-    total = np.zeros((len(a), w.shape[1]), a.dtype)
-    for chain in descending(lambda k: a[:, k, None] * w[k], 0, len(w)):
-        total = total + chain
-    return total
 
 
 @pytest.mark.meet(2)
@@ -436,46 +425,16 @@ def test_projection_backward(path, dtype):
         assert not [name for name in names if not same([results[name]], [expected[name].astype(dtype)])]
 
 
-def descending(term, start, stop, ascending=chains):
-    return ascending(lambda k: term(start + stop - 1 - k), start, stop)
-
-
-def changed(name, dtype, name_of_part, value, monkeypatch):
-    """The results that are not the same where `what`, of summation.py or of this file, is another."""
-    case = 1, 400, 70, 90, DTYPES[dtype]
-
-    def results():
-        if name in STEPS:
-            return forward(name, forward_case(name, *case), _kernels.LEVEL)
-        return backward.__wrapped__(name, *case)
-
-    promised = results()
-    monkeypatch.setitem(vars(summation) if name_of_part in vars(summation) else globals(), name_of_part, value)
-    return differing_names(results(), promised)
-
-
-@pytest.mark.meet(2)
-@pytest.mark.parametrize("name_of_part, value", [("BLOCK", 32), ("BLOCK", 128), ("chains", descending)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*STEPS, *BACKWARD])
-def test_another_order_shows(name, dtype, name_of_part, value, monkeypatch):
-    sums = [result for result in OPS[name].result._fields if result != "cs_prev_grad"]
-    assert changed(name, dtype, name_of_part, value, monkeypatch) == sums
-
-
-@pytest.mark.parametrize("value", [128, 512])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", BACKWARD)
-def test_other_blocks_of_rows_show(name, dtype, value, monkeypatch):
-    sums = [result for result in OPS[name].result._fields if result[0] in "wb"]
-    assert changed(name, dtype, "ROW_BLOCK", value, monkeypatch) == sums
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_block_of_both_x_and_h_shows(name, dtype, monkeypatch):
+    """Blocks of other lengths, and other orders within them, are mutants of test_mutants.py."""
+
     def in_one(b, x, h, w):
         return product(b, np.concatenate([x, h], axis=1), w)
 
+    args = forward_case(name, 1, 400, 70, 90, DTYPES[dtype])
+    promised = forward(name, args, _kernels.LEVEL)
+    monkeypatch.setitem(globals(), "pre_activations", in_one)
     results = [result for result in OPS[name].result._fields if result != "hc"]  # x has no part in it
-    assert changed(name, dtype, "pre_activations", in_one, monkeypatch) == results
+    assert differing_names(forward(name, args, _kernels.LEVEL), promised) == results

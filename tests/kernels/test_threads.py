@@ -39,6 +39,7 @@ def test_a_thread_may_have_nothing_to_do(sizes, threads, dtype, busy):
             assert bits(raw_ops.GRUBlockCell(**inputs)) == expected
 
 
+@pytest.mark.meet(2)
 @needs_openmp
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])

@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import pickle
-import re
 
 import layer_formulas
 import mpmath
@@ -20,6 +18,7 @@ from bits import leaves, like, on_threads, same
 from cases import derivative, rng
 from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES
 from layer_cases import dense, gru, lstm
+from refusals import refusal
 from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
@@ -242,8 +241,7 @@ ENDS = {
         below(kind, d)[0],
         dense(6, 2, d, activation, last="ends"),
     ]
-    for kind in ("forwards", "backwards", "both", "nested")
-    for activation in ACTIVATIONS
+    for kind, activation in zip(itertools.cycle(("forwards", "backwards", "both", "nested")), ACTIVATIONS, strict=False)
 }
 
 
@@ -346,35 +344,6 @@ def states_of(layer, state):
     return states_of(layer.layers[-1], state[-1]) if isinstance(layer, Stack) else [leaves(state)]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@EVERY_DTYPE
-def test_a_stream_answers_after_each_step(dtype, threads):
-    """With `last` in a stack: y of a call over the steps until now."""
-    for last in (True, "ends"):
-        net = Stack([dense(3, 5, dtype, "relu"), lstm(5, 6, dtype), dense(6, 4, dtype, "softmax", last=last)])
-        x = rng("stream").uniform(-1, 1, (7, 5, 3)).astype(dtype)
-        with on_threads(threads):
-            answers = [net(x[: t + 1])[0] for t in range(7)]
-            stream, out = net.stream(5), np.empty((5, 4), dtype)
-            assert stream.step(x[0], out=out) is out and same(out, answers[0])
-            assert same(stream.run(x[1:4]), np.stack(answers[1:4]))
-            stream = pickle.loads(pickle.dumps(stream))
-            assert same(stream.step(x[4]), answers[4])
-            stream.state = net(x[:5])[1]
-            assert same(stream.run(x[5:]), np.stack(answers[5:]))
-            assert stream.state[0] == stream.state[2] == ()
-            stream.reset()
-            assert same(stream.step(x[0]), answers[0])
-            stream.reset()
-            lengths = np.array([7, 0, 3, 0, 1])  # past them nothing is answered
-            y, past = stream.run(x, lengths=lengths), np.arange(7)[:, None] >= lengths
-            assert same(y[~past], np.stack(answers)[~past]) and not y[past].any()
-            stream.layer.set_weights(**{"2.b": np.zeros(4, dtype)})
-            stream.refresh()
-            stream.reset()
-            assert same(stream.step(x[0]), stream.layer(x[:1])[0]) and not same(stream.layer(x[:1])[0], answers[0])
-
-
 @EVERY_DTYPE
 @pytest.mark.parametrize("head", HEADS)
 def test_a_part_of_a_stack_that_is_called_alone(head, dtype):
@@ -426,12 +395,10 @@ def test_init():
     assert not layer.weights["b"].any()
     assert same([w], [Dense.init(30, 50, seed=np.random.default_rng(3), dtype=np.float64).weights["w"]])
     assert not np.array_equal(*(Dense.init(3, 4).weights["w"] for _ in range(2)))
-    for bad, error, message in [
-        ((-1, 3), ValueError, "Dense.init: input_size is -1; expected at least 0"),
-        ((3, 2.5), TypeError, "Dense.init: output_size"),
-    ]:
-        with pytest.raises(error, match=re.escape(message)):
-            Dense.init(*bad, seed=0)
+    with refusal("ValueError: input_size is -1; expected at least 0", "Dense.init"):
+        Dense.init(-1, 3, seed=0)
+    with refusal("TypeError: Dense.init: output_size"):
+        Dense.init(3, 2.5, seed=0)
 
 
 W, B = np.ones((3, 4), np.float32), np.ones(4, np.float32)
@@ -439,71 +406,62 @@ LOWER = LSTM.init(2, 3, seed=0)
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "said"),
     [
         (
             lambda: Dense(8, 16),
-            ValueError,
-            "Dense: w has shape (); expected (I, O), rank 2; Dense.init makes new weights of given sizes",
+            "ValueError: Dense: w has shape (); expected (I, O), rank 2; Dense.init makes new weights of given sizes",
         ),
-        (lambda: Dense(W, None), TypeError, "Dense: b is None; expected an array of shape (O,)"),
-        (lambda: Dense(W[0], B), ValueError, "Dense: w has shape (4,); expected (I, O), rank 2"),
-        (lambda: Dense(W, B[1:]), ValueError, "Dense: b has shape (3,); expected (O,) = (4,) with I=3, O=4"),
-        (lambda: Dense(W, B.astype(float)), TypeError, "Dense: b has dtype float64; expected float32"),
-        (lambda: Dense(W, B, "gelu"), ValueError, "Dense: activation is 'gelu'; expected one of None, 'sigmoid'"),
-        (lambda: Dense(W, B, np.tanh), TypeError, "Dense: activation is of type ufunc; expected one of None,"),
-        (lambda: Dense(W, B, last="first"), ValueError, "Dense: last is 'first'; expected True, False or 'ends'"),
-        (lambda: Dense(W, B, last=1), TypeError, "Dense: last is 1; expected"),
+        (lambda: Dense(W, None), "TypeError: Dense: b is None; expected an array of shape (O,)"),
+        (lambda: Dense(W[0], B), "ValueError: Dense: w has shape (4,); expected (I, O), rank 2"),
+        (lambda: Dense(W, B[1:]), "ValueError: Dense: b has shape (3,); expected (O,) = (4,) with I=3, O=4"),
+        (lambda: Dense(W, B.astype(float)), "TypeError: Dense: b has dtype float64; expected float32"),
+        (lambda: Dense(W, B, "gelu"), "ValueError: Dense: activation is 'gelu'; expected one of None, 'sigmoid'"),
+        (lambda: Dense(W, B, np.tanh), "TypeError: Dense: activation is of type ufunc; expected one of None,"),
+        (lambda: Dense(W, B, last="first"), "ValueError: Dense: last is 'first'; expected True, False or 'ends'"),
+        (lambda: Dense(W, B, last=1), "TypeError: Dense: last is 1; expected"),
         (
             lambda: Stack([Dense(W, B, last=True), Dense.init(4, 2)]),
-            ValueError,
-            "Stack: layer 0 gives only the last step; expected all steps, but for the last layer",
+            "ValueError: Stack: layer 0 gives only the last step; expected all steps, but for the last layer",
         ),
         (
             lambda: Stack([Stack([LOWER, Dense(W, B, last=True)]), Dense.init(4, 2)]),
-            ValueError,
-            "Stack: layer 0 gives only the last step",
+            "ValueError: Stack: layer 0 gives only the last step",
         ),
         (
             lambda: Bidirectional(Stack([LOWER, Dense(W, B, last=True)]), LSTM.init(2, 4)),
-            ValueError,
-            "Bidirectional: fw gives only the last step; expected all of them: put the Dense above, in a Stack",
+            "ValueError: Bidirectional: fw gives only the last step; expected all of them: put the Dense above, in a"
+            " Stack",
         ),
-        (lambda: Stack([Dense(W, B, last="ends")]), ValueError, "Stack: 0 has last='ends'; expected a layer below it"),
+        (lambda: Stack([Dense(W, B, last="ends")]), "ValueError: Stack: 0 has last='ends'; expected a layer below it"),
         (
             lambda: Stack([Dense.init(2, 3), Dense(W, B, last="ends")]),
-            ValueError,
-            "Stack: last='ends' above a Dense, whose outputs have no direction",
+            "ValueError: Stack: last='ends' above a Dense, whose outputs have no direction",
         ),
         (
             lambda: Dense(W, B, last="ends")(np.ones((2, 1, 3), np.float32)),
-            TypeError,
-            "Dense: last is 'ends', but there is no layer below; expected a Stack with both",
+            "TypeError: Dense: last is 'ends', but there is no layer below; expected a Stack with both",
         ),
-        (lambda: Dense(W, B, last="ends").stream(), TypeError, "Dense: last is 'ends', but there is no layer below"),
+        (lambda: Dense(W, B, last="ends").stream(), "TypeError: Dense: last is 'ends', but there is no layer below"),
         (
             lambda: Stack([LSTM.init(2, 3, reverse=True), Dense(W, B, last="ends")]).layers[1].stream(),
-            TypeError,
-            "Dense.stream: a direction of the layer below begins at the last step",
+            "TypeError: Dense.stream: a direction of the layer below begins at the last step",
         ),
         (
             lambda: Dense(W, B)(np.ones((2, 1, 3), np.float32), (1,)),
-            ValueError,
-            "Dense: state has 1 parts; expected ()",
+            "ValueError: Dense: state has 1 parts; expected ()",
         ),
-        (lambda: Dense(W, B)(np.ones((2, 1, 3), np.float32), 1), TypeError, "Dense: state is 1; expected () or None"),
-        (lambda: Dense(W, B)(np.ones((2, 3), np.float32)), ValueError, "Dense: x has shape (2, 3); expected (T, B, I)"),
+        (lambda: Dense(W, B)(np.ones((2, 1, 3), np.float32), 1), "TypeError: Dense: state is 1; expected () or None"),
+        (lambda: Dense(W, B)(np.ones((2, 3), np.float32)), "ValueError: Dense: x has shape (2, 3); expected (T, B, I)"),
     ],
 )
-def test_refused(make, error, message):
-    with pytest.raises(error, match=re.escape(message)) as caught:
+def test_refused(make, said):
+    with refusal(said):
         make()
-    assert type(caught.value) is error
 
 
 def test_backward_refuses_other_shapes():
     layer = Dense(W, B, last=True)
     tape = layer.forward(np.ones((5, 2, 3), np.float32))[2]
-    message = "Dense: d_y has shape (5, 2, 4); expected (2, 4), that of y"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refusal("ValueError: Dense: d_y has shape (5, 2, 4); expected (2, 4), that of y"):
         layer.backward(tape, np.ones((5, 2, 4), np.float32))

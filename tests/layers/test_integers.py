@@ -153,6 +153,7 @@ def step_of(layer, x, state):
     return zero_layer(layer, b_ru=gates, b_c=candidate)(nothing, state)[1]
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("I, H", [(1, 3), (5, 16), (70, 37)])
 def test_every_step_is_that_of_the_formulas(kind, I, H, way):
@@ -179,6 +180,7 @@ def test_codes_of_rows():
     assert scale[:3].tolist() == [1, 2.0**-126, 2.0**-126] and np.isnan(scale[3:]).all()
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_finite_stays_in_its_row(kind, bad, way):

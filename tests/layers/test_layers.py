@@ -142,6 +142,7 @@ def test_backward_is_the_derivative(name, given):
             compare(gradient, direction, changed, part, f"part {k} of the state, row {b}")
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", LAYERS)

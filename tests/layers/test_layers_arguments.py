@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 import re
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -15,7 +16,8 @@ from bits import leaves, like, same, zeros
 from cases import rng
 from forms import byte_swapped, read_only, strided
 from kernel_cases import DTYPES
-from layer_cases import LAYERS, OPTIONS, draw, run_all, with_option
+from layer_cases import LAYERS, OPTIONS, can_stream, draw, run_all, with_option
+from refusals import refusal
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, Stack, optim
@@ -116,81 +118,43 @@ def test_sizes_of_zero(name, dtype, zero):
     assert not any(a.any() for a in leaves(zero_state))
 
 
-def test_states_by_name():
-    """In any order; those of a stack by numbers too. For calls, gradients and streams."""
-    layer = Stack([LSTM.init(3, 4, seed=0), Bidirectional(GRU.init(4, 2, seed=1), LSTM.init(4, 2, seed=2))])
-    x, state, _, _ = draw(layer, 5, 6)
-    lstm, (fw, bw) = state
-    by_name = {"1": {"bw": bw._asdict(), "fw": {"h": fw.h}}, "0": {"h": lstm.h, "cs": lstm.cs}}
-    by_number = {1: [fw, {"h": bw.h, "cs": bw.cs}], 0: MappingProxyType(lstm._asdict())}
-    y, last, tape = layer.forward(x, state)
-    expected = layer.backward(tape, y, state)
-    for states in (by_name, by_number):
-        assert same((y, last), layer(x, states)) and same((y, last), layer.forward(x, states)[:2])
-        assert same(expected, layer.backward(tape, y, states))
-    assert same(
-        layer(x, {0: None, 1: {"fw": fw, "bw": {"cs": bw.cs, "h": None}}}), layer(x, (None, (fw, (bw.cs, None))))
-    )
-
-    for streamed, value in ((layer.layers[0], lstm), (Stack([layer.layers[0], GRU.init(4, 3, seed=3)]), None)):
-        stream = streamed.stream(6)
-        if value is None:
-            value = (lstm, GRUState(np.full((6, 3), 0.5, np.float32)))
-            stream.state = {"1": {"h": value[1].h}, 0: {"h": lstm.h, "cs": lstm.cs}}
-        else:
-            stream.state = {"h": lstm.h, "cs": lstm.cs}
-        assert same(stream.state, value)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_states_of_one_row(dtype):
-    """They are every row's, in calls and streams; of other arrays each row counts, and of gradients."""
-    layer = Stack([LSTM.init(3, 4, seed=0, dtype=dtype), GRU.init(4, 4, seed=1, dtype=dtype)])
-    x, (lstm, gru), _, _ = draw(layer, 5, 6)
-    x = x.astype(dtype)
-    one = LSTMState(*(array[:1].astype(dtype) for array in lstm)), gru.h[:1].astype(dtype)
-    many = [LSTMState(*(array.repeat(6, 0) for array in one[0])), {"h": one[1].repeat(6, 0)}]
-    y, last, tape = layer.forward(x, many)
-    for states in ((one[0], [one[1]]), {0: {"cs": one[0].cs, "h": many[0].h}, 1: {"h": np.asfortranarray(one[1])}}):
-        assert same((y, last), layer(x, states)) and same((y, last), layer.forward(x, states)[:2])
-        assert same(layer.backward(tape, y, last), layer.backward(layer.forward(x, states)[2], y, last))
-        stream = layer.stream(6)
-        stream.state = states
-        assert same(stream.state, tuple(map(tuple, (many[0], many[1].values()))))
-        assert same(stream.run(x), y)
-    with pytest.raises(ValueError, match=r"state.0.h has shape \(2, 4\); expected \(B, H\) = \(6, 4\)"):
-        layer(x, {0: {"h": many[0].h[:2], "cs": None}, 1: None})
-    with pytest.raises(ValueError, match=r"d_state.1.h has shape \(1, 4\)"):
-        layer.backward(tape, y, (None, (one[1],)))
+def test_forms_of_states(dtype):
+    """By names in any order, or by numbers; None is zeros, also in place of a part, and a `Dense` has no state; one row
+    is every row's. For calls, gradients and streams."""
+    lstm, gru, dense = (partial(kind.init, seed=0, dtype=dtype) for kind in (LSTM, GRU, Dense))
+    layer = Stack([lstm(3, 4), Stack([dense(4, 4), dense(4, 4)]), gru(4, 2), dense(2, 5)])
+    x, (cell, _, other, _), _, _ = draw(layer, 5, 6)
+    (cs, h), (g,) = cell, other
+    compare_states(layer, x, (cell, ((), ()), other, ()), {0: cell, 2: other}, {2: other, "3": (), 0: cell})
+    compare_states(layer, x, (cell, ((), ()), other, ()), {0: {"h": h, "cs": cs}, 1: {"1": ()}, 2: {"h": g}})
+    compare_states(layer, x, (cell, ((), ()), other, ()), {2: [g], "0": MappingProxyType(cell._asdict())})
+    nothing = zeros(layer, 6)
+    compare_states(layer, x, nothing, None, (None,) * 4, {0: None, 2: {"h": None}})
+    half = nothing[0]._replace(h=h), *nothing[1:]
+    compare_states(layer, x, half, ((None, h), None, None, ()), {0: {"cs": None, "h": h}, 2: None})
+    one = LSTMState(*(array[:1].repeat(6, 0) for array in cell)), ((), ()), GRUState(g[:1].repeat(6, 0)), ()
+    for form in ((LSTMState(cs[:1], h[:1]), None, [g[:1]], None), {0: {"cs": cs[:1], "h": one[0].h}, 2: (g[:1],)}):
+        compare_states(layer, x, one, form, gradients=False)
+
+    layer = Stack([lstm(3, 4), Bidirectional(gru(4, 2), lstm(4, 2))])
+    x, (cell, (fw, bw)), _, _ = draw(layer, 5, 6)
+    compare_states(layer, x, (cell, (fw, bw)), {"1": {"bw": bw._asdict(), "fw": {"h": fw.h}}, "0": cell._asdict()})
+    half = zeros(layer, 6)[0], (fw, zeros(layer, 6)[1][1]._replace(cs=bw.cs))
+    compare_states(layer, x, half, {0: None, 1: {"fw": fw, "bw": {"cs": bw.cs, "h": None}}})
 
 
-def test_states_by_name_without_those_that_have_none():
-    """A `Dense` has no state, so nobody has to name one."""
-    heads = Stack([Dense.init(4, 4, seed=3), Dense.init(4, 4, seed=4)])
-    layer = Stack([LSTM.init(3, 4, seed=0), heads, GRU.init(4, 2, seed=1), Dense.init(2, 5, seed=2)])
-    x, (lstm, _, gru, _), _, _ = draw(layer, 5, 6)
-    state = (lstm, ((), ()), gru, ())
+def compare_states(layer, x, state, *forms, gradients=True):
+    """Compare calls and streams from a state with those from other forms of it."""
     y, last, tape = layer.forward(x, state)
-    expected = layer.backward(tape, y, state)
-    stream = layer.stream(6)
-    for states in ({0: lstm, 2: gru}, {2: gru, "3": (), 0: lstm}, {0: lstm, 1: {"1": ()}, 2: gru}):
-        assert same((y, last), layer(x, states)) and same((y, last), layer.forward(x, states)[:2])
-        assert same(expected, layer.backward(tape, y, states))
-        stream.state = states
-        assert same(stream.state, state)
-    assert same(heads(y[..., :4], {}), heads(y[..., :4])) and same(heads.layers[0](y[..., :4], {})[1], ())
-
-    for states, names, mend in (
-        ({0: lstm}, "0", "; give None for zeros"),
-        ({0: lstm, 1: (), 3: ()}, "0, 1, 3", "; give None for zeros"),
-        ({0: lstm, 2: gru, 4: ()}, "0, 2, 4", ""),
-    ):
-        message = f"state has the names {names}; expected 0, 2, and perhaps 1, 3{mend}"
-        with pytest.raises(ValueError, match=f"^Stack: {message}$"):
-            layer(x, states)
-        with pytest.raises(ValueError, match=f"^Stack.stream: {message}$"):
-            stream.state = states
-        assert same(stream.state, state)
+    for form in forms:
+        assert same((y, last), layer(x, form)) and same((y, last), layer.forward(x, form)[:2])
+        assert not gradients or same(layer.backward(tape, y, state), layer.backward(tape, y, form))
+        if can_stream(layer):
+            stream = layer.stream(x.shape[1])
+            stream.state = like(state, np.ones_like)
+            stream.state = form
+            assert same(stream.state, state) and same(stream.run(x), y)
 
 
 def test_names_of_states_are_refused():
@@ -210,37 +174,29 @@ def test_names_of_states_are_refused():
             with pytest.raises(ValueError, match=re.escape(message)):
                 call(x, state)
     y, _, tape = layer.forward(x)
-    with pytest.raises(ValueError, match="Stack: d_state has the names 1; expected 0, 1"):
-        layer.backward(tape, y, {1: None})
+    for state, message in [
+        ({1: None}, "Stack: d_state has the names 1; expected 0, 1"),
+        ((None, (None, [ones(1, 5)])), "Stack: d_state.1.bw.h has shape (1, 5)"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            layer.backward(tape, y, state)
     for streamed, state, message in [
         (LSTM.init(3, 2, seed=0), {"h": a, "c": a}, "LSTM.stream: state has the names h, c; expected cs, h"),
         (Stack(layer.layers[:1]), {"h": a, "cs": a}, "Stack.stream: state has the names h, cs; expected 0"),
         (Stack(layer.layers[:1]), {0: {"h": a}}, "LSTM.stream: state has the names h; expected cs, h"),
+        *(
+            (
+                Stack([LSTM.init(3, 2), Stack([Dense.init(2, 2)]), GRU.init(2, 2), Dense.init(2, 5)]),
+                dict.fromkeys(map(int, names.split(", "))),
+                f"Stack.stream: state has the names {names}; expected 0, 2, and perhaps 1, 3{end}",
+            )
+            for names, end in (("0", "; give None for zeros"), ("0, 1, 3", "; give None for zeros"), ("0, 2, 4", ""))
+        ),
     ]:
         stream = streamed.stream(4)
         with pytest.raises(ValueError, match=re.escape(message)):
             stream.state = state
         assert not any(array.any() for array in leaves(stream.state))
-
-
-def test_none_stands_for_zeros_in_calls_and_in_streams():
-    """In place of a state or of any part of it, whether by name or by position."""
-    layer = Stack([LSTM.init(3, 2, seed=0), GRU.init(2, 4, seed=1), Dense.init(4, 2, seed=2)])
-    x, h, stream = ones(5, 4, 3), 0.5 * ones(4, 2), layer.stream(4)
-    zeros = LSTMState(0 * h, 0 * h), GRUState(np.zeros((4, 4), np.float32)), ()
-    half = (zeros[0]._replace(h=h), *zeros[1:])
-    for part_of_state, whole in (
-        (None, zeros),
-        ((None, None, None), zeros),
-        ({0: None, 1: {"h": None}}, zeros),
-        (((None, h), None, ()), half),
-        ({0: {"cs": None, "h": h}, 1: None}, half),
-    ):
-        expected = layer(x, whole)
-        assert same(layer(x, part_of_state), expected)
-        stream.state = half
-        stream.state = part_of_state
-        assert same(stream.state, whole) and same(stream.run(x), expected[0])
 
 
 def test_results_are_the_users():
@@ -267,195 +223,160 @@ def ones(*shape, dtype=F):
     return np.ones(shape, dtype)
 
 
+def lstm_with(**given):
+    """A constructor's call that is right but for what is given."""
+    return partial(LSTM, **{"w": ones(5, 12), "b": ones(12)} | given)
+
+
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "said"),
     [
-        (lambda: LSTM(ones(5, 13), ones(12)), ValueError, "LSTM: w has shape (5, 13); expected (I+H, 4H)"),
-        (lambda: LSTM(ones(2, 12), ones(12)), ValueError, "LSTM: w has shape (2, 12); expected (I+H, 4H), so at least"),
-        (lambda: LSTM(ones(12), ones(12)), ValueError, "LSTM: w has shape (12,); expected (I+H, 4H), rank 2"),
+        (lstm_with(w=ones(5, 13)), "ValueError: LSTM: w has shape (5, 13); expected (I+H, 4H)"),
+        (lstm_with(w=ones(2, 12)), "ValueError: LSTM: w has shape (2, 12); expected (I+H, 4H), so at least"),
+        (lstm_with(w=ones(12)), "ValueError: LSTM: w has shape (12,); expected (I+H, 4H), rank 2"),
+        (lstm_with(b=ones(11)), "ValueError: LSTM: b has shape (11,); expected (4H,) = (12,) with I=2, H=3"),
+        (lstm_with(b=ones(12, dtype=np.float64)), "TypeError: LSTM: b has dtype float64; expected float32"),
+        (lstm_with(w=None), "TypeError: LSTM: w is None; expected an array of shape (I+H, 4H)"),
+        (lstm_with(wci=ones(3)), "TypeError: LSTM: wcf is None; expected an array of shape (H,)"),
         (
-            lambda: LSTM(ones(5, 12), ones(11)),
-            ValueError,
-            "LSTM: b has shape (11,); expected (4H,) = (12,) with I=2, H=3",
+            lstm_with(wci=ones(3), wcf=ones(3), wco=ones(4)),
+            "ValueError: LSTM: wco has shape (4,); expected (H,) = (3,)",
+        ),
+        (lambda: LSTM(8, 16), "ValueError: LSTM: w has shape (); expected (I+H, 4H), rank 2; LSTM.init makes new"),
+        (lambda: GRU(8, 16), "TypeError: missing 2 required positional arguments: 'b_ru' and 'b_c'"),
+        (lambda: GRU(8, 16, 16, 16), "ValueError: GRU: w_ru has shape (); expected (I+H, 2H), rank 2; GRU.init makes"),
+        (lstm_with(forget_bias="1"), "TypeError: LSTM: forget_bias is '1'; expected a real"),
+        (lstm_with(gate_order="ifgo"), "ValueError: LSTM: gate_order is 'ifgo'; expected 'icfo'"),
+        (lstm_with(gate_order=[]), "TypeError: LSTM: gate_order is of type list; expected 'icfo'"),
+        (
+            lstm_with(coupled=True, gate_order="ifco"),
+            "ValueError: LSTM: gate_order is 'ifco' and coupled is True; expected 'icfo', as the gates are then "
+            "ci, f, o",
         ),
         (
-            lambda: LSTM(ones(5, 12), ones(12, dtype=np.float64)),
-            TypeError,
-            "LSTM: b has dtype float64; expected float32",
-        ),
-        (lambda: LSTM(None, ones(12)), TypeError, "LSTM: w is None; expected an array of shape (I+H, 4H)"),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), wci=ones(3)),
-            TypeError,
-            "LSTM: wcf is None; expected an array of shape (H,)",
-        ),
-        (lambda: LSTM(8, 16), ValueError, "LSTM: w has shape (); expected (I+H, 4H), rank 2; LSTM.init makes new"),
-        (lambda: GRU(8, 16), TypeError, "missing 2 required positional arguments: 'b_ru' and 'b_c'"),
-        (lambda: GRU(8, 16, 16, 16), ValueError, "GRU: w_ru has shape (); expected (I+H, 2H), rank 2; GRU.init makes"),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), wci=ones(3), wcf=ones(3), wco=ones(4)),
-            ValueError,
-            "LSTM: wco has shape (4,); expected (H,) = (3,)",
-        ),
-        (lambda: LSTM(ones(5, 12), ones(12), forget_bias="1"), TypeError, "LSTM: forget_bias is '1'; expected a real"),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), gate_order="ifgo"),
-            ValueError,
-            "LSTM: gate_order is 'ifgo'; expected 'icfo'",
+            lstm_with(coupled=True, wci=ones(3), wcf=ones(3), wco=ones(3)),
+            "ValueError: LSTM: wci is given and coupled is True; expected wcf and wco alone",
         ),
         (
-            lambda: LSTM(ones(5, 12), ones(12), gate_order=[]),
-            TypeError,
-            "LSTM: gate_order is of type list; expected 'icfo'",
+            lstm_with(coupled=True, w=ones(5, 10)),
+            "ValueError: LSTM: w has shape (5, 10); expected (I+H, 3H), so 3 times as many columns as cells",
         ),
         (
-            lambda: LSTM(ones(5, 9), ones(9), coupled=True, gate_order="ifco"),
-            ValueError,
-            "LSTM: gate_order is 'ifco' and coupled is True; expected 'icfo', as the gates are then ci, f, o",
+            lstm_with(proj_clip=2),
+            "ValueError: LSTM: proj_clip is 2 and w_p is None; expected the weights of a projection, w_p, or no "
+            "proj_clip",
         ),
         (
-            lambda: LSTM(ones(5, 9), ones(9), coupled=True, wci=ones(3), wcf=ones(3), wco=ones(3)),
-            ValueError,
-            "LSTM: wci is given and coupled is True; expected wcf and wco alone",
+            lstm_with(w_p=ones(3, 6)),
+            "ValueError: LSTM: w has shape (5, 12); expected (I+P, 4H), so at least P = 6 rows",
         ),
         (
-            lambda: LSTM(ones(5, 10), ones(10), coupled=True),
-            ValueError,
-            "LSTM: w has shape (5, 10); expected (I+H, 3H), so 3 times as many columns as cells",
+            lstm_with(w_p=ones(4, 2)),
+            "ValueError: LSTM: w_p has shape (4, 2); expected (H, P) = (3, 2) with I=3, H=3, P=2",
         ),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), proj_clip=2),
-            ValueError,
-            "LSTM: proj_clip is 2 and w_p is None; expected the weights of a projection, w_p, or no proj_clip",
+        *(
+            (
+                lstm_with(w_p=ones(*shape)),
+                f"ValueError: LSTM: w_p has shape {shape}; expected (H, P) with H=3 from w and P at least 1",
+            )
+            for shape in ((3,), (3, 0))
         ),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3, 6)),
-            ValueError,
-            "LSTM: w has shape (5, 12); expected (I+P, 4H), so at least P = 6 rows",
-        ),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(4, 2)),
-            ValueError,
-            "LSTM: w_p has shape (4, 2); expected (H, P) = (3, 2) with I=3, H=3, P=2",
-        ),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3)),
-            ValueError,
-            "LSTM: w_p has shape (3,); expected (H, P) with H=3 from w and P at least 1",
-        ),
-        (
-            lambda: LSTM(ones(5, 12), ones(12), w_p=ones(3, 0)),
-            ValueError,
-            "LSTM: w_p has shape (3, 0); expected (H, P) with H=3 from w and P at least 1",
-        ),
-        (lambda: LSTM.init(2, 3, proj_size=-1), ValueError, "LSTM.init: proj_size is -1; expected at least 0"),
+        (lambda: LSTM.init(2, 3, proj_size=-1), "ValueError: LSTM.init: proj_size is -1; expected at least 0"),
         (
             lambda: GRU(ones(5, 7), ones(5, 3), ones(6), ones(3)),
-            ValueError,
-            "GRU: w_ru has shape (5, 7); expected (I+H, 2H)",
+            "ValueError: GRU: w_ru has shape (5, 7); expected (I+H, 2H)",
         ),
-        (lambda: Bidirectional(GRU.init(2, 3, seed=0), "x"), TypeError, "Bidirectional: bw is 'x'; expected a layer"),
+        (lambda: Bidirectional(GRU.init(2, 3, seed=0), "x"), "TypeError: Bidirectional: bw is 'x'; expected a layer"),
         (
             lambda: Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 4, seed=0)),
-            ValueError,
-            "Bidirectional: bw has output_size 4; expected 3, that of fw",
+            "ValueError: Bidirectional: bw has output_size 4; expected 3, that of fw",
         ),
         (
             lambda: Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=0, dtype="float64")),
-            TypeError,
-            "Bidirectional: bw has dtype float64; expected float32, that of fw",
+            "TypeError: Bidirectional: bw has dtype float64; expected float32, that of fw",
         ),
-        (lambda: Stack([]), ValueError, "Stack: layers is empty; expected at least one layer"),
-        (lambda: Stack(3), TypeError, "Stack: layers is 3; expected a sequence of layers"),
+        (lambda: Stack([]), "ValueError: Stack: layers is empty; expected at least one layer"),
+        (lambda: Stack(3), "TypeError: Stack: layers is 3; expected a sequence of layers"),
         (
             lambda: Stack(GRU.init(2, 3, seed=0)),
-            TypeError,
-            "Stack: layers is of type GRU; expected a sequence of layers",
+            "TypeError: Stack: layers is of type GRU; expected a sequence of layers",
         ),
-        (lambda: Stack([GRU.init(2, 3, seed=0), None]), TypeError, "Stack: 1 is None; expected a layer"),
+        (lambda: Stack([GRU.init(2, 3, seed=0), None]), "TypeError: Stack: 1 is None; expected a layer"),
         (
             lambda: Stack([GRU.init(2, 3, seed=0), GRU.init(4, 3, seed=0)]),
-            ValueError,
-            "Stack: layer 1 has input_size 4; expected 3, the output_size of layer 0",
+            "ValueError: Stack: layer 1 has input_size 4; expected 3, the output_size of layer 0",
         ),
     ],
 )
-def test_constructors_refuse(make, error, message):
-    with pytest.raises(error, match=re.escape(message)) as caught:
+def test_constructors_refuse(make, said):
+    with refusal(said):
         make()
-    assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("given", "said"),
     [
-        ({"x": ones(5, 4, 2)}, ValueError, "Stack: x has shape (5, 4, 2); expected (T, B, I) with I=3 from the layer"),
+        ({"x": ones(5, 4, 2)}, "ValueError: Stack: x has shape (5, 4, 2); expected (T, B, I) with I=3 from the layer"),
         *(
             (
                 {"x": ones(5, 4, 3, dtype=dtype)},
-                TypeError,
-                f"Stack: x has dtype {dtype}; expected float32, that of the layer; x.astype(np.float32) converts it",
+                f"TypeError: Stack: x has dtype {dtype}; expected float32, that of the layer; x.astype(np.float32) "
+                "converts it",
             )
             for dtype in ("float64", "float16", "int64", "bool")
         ),
         (
             {"x": memoryview(ones(5, 4, 3, dtype="d"))},
-            TypeError,
-            "expected float32, that of the layer; np.asarray(x, np.float32) converts it",
+            "TypeError: expected float32, that of the layer; np.asarray(x, np.float32) converts it",
         ),
-        ({"x": None}, TypeError, "Stack: x is None; expected an array of real numbers"),
-        ({"state": ones(4, 3)}, TypeError, "Stack: state is of type ndarray; expected (0, 1) or None"),
-        ({"state": (None,)}, ValueError, "Stack: state has 1 parts; expected (0, 1)"),
+        ({"x": None}, "TypeError: Stack: x is None; expected an array of real numbers"),
+        ({"state": ones(4, 3)}, "TypeError: Stack: state is of type ndarray; expected (0, 1) or None"),
+        ({"state": (None,)}, "ValueError: Stack: state has 1 parts; expected (0, 1)"),
         (
             {"state": (ones(4, 2), None)},
-            TypeError,
-            "Stack: state.0 is of type ndarray; expected LSTMState(cs, h) or None",
+            "TypeError: Stack: state.0 is of type ndarray; expected LSTMState(cs, h) or None",
         ),
-        ({"state": (GRUState(ones(4, 2)), None)}, ValueError, "Stack: state.0 has 1 parts; expected LSTMState(cs, h)"),
+        ({"state": (GRUState(ones(4, 2)), None)}, "ValueError: Stack: state.0 has 1 parts; expected LSTMState(cs, h)"),
         (
             {"state": (LSTMState(ones(4, 2), ones(3, 2)), None)},
-            ValueError,
-            "Stack: state.0.h has shape (3, 2); expected (B, H) = (4, 2) with B from x, H from the layer",
+            "ValueError: Stack: state.0.h has shape (3, 2); expected (B, H) = (4, 2) with B from x, H from the layer",
         ),
         (
             {"state": (None, (None, [ones(4, 5, dtype="e")]))},
-            TypeError,
-            "Stack: state.1.bw.h has dtype float16; expected",
+            "TypeError: Stack: state.1.bw.h has dtype float16; expected",
         ),
-        ({"lengths": ones(4)}, TypeError, "Stack: lengths has dtype float32; expected integers"),
-        ({"lengths": [True] * 4}, TypeError, "Stack: lengths has dtype bool; expected integers"),
-        ({"lengths": [1, 2, 3]}, ValueError, "Stack: lengths has shape (3,); expected (B,) = (4,)"),
-        ({"lengths": [1, 6, -1, 2]}, ValueError, "Stack: lengths[1] is 6; expected 0 to T = 5"),
-        ({"lengths": [1, 2, -1, 2]}, ValueError, "Stack: lengths[2] is -1; expected 0 to T = 5"),
+        ({"lengths": ones(4)}, "TypeError: Stack: lengths has dtype float32; expected integers"),
+        ({"lengths": [True] * 4}, "TypeError: Stack: lengths has dtype bool; expected integers"),
+        ({"lengths": [1, 2, 3]}, "ValueError: Stack: lengths has shape (3,); expected (B,) = (4,)"),
+        ({"lengths": [1, 6, -1, 2]}, "ValueError: Stack: lengths[1] is 6; expected 0 to T = 5"),
+        ({"lengths": [1, 2, -1, 2]}, "ValueError: Stack: lengths[2] is -1; expected 0 to T = 5"),
         (
             {"lengths": np.full(4, 2**64 - 1, np.uint64)},
-            ValueError,
-            "Stack: lengths[0] is 18446744073709551615; expected",
+            "ValueError: Stack: lengths[0] is 18446744073709551615; expected",
         ),
-        ({"reset": np.zeros((5, 4))}, TypeError, "Stack: reset has dtype float64; expected bool"),
-        ({"reset": np.zeros((4, 5), bool)}, ValueError, "Stack: reset has shape (4, 5); expected (T, B) = (5, 4)"),
+        ({"reset": np.zeros((5, 4))}, "TypeError: Stack: reset has dtype float64; expected bool"),
+        ({"reset": np.zeros((4, 5), bool)}, "ValueError: Stack: reset has shape (4, 5); expected (T, B) = (5, 4)"),
     ],
 )
-def test_calls_refuse(given, error, message):
+def test_calls_refuse(given, said):
     layer = Stack([LSTM.init(3, 2, seed=0), Bidirectional(GRU.init(2, 5, seed=1), GRU.init(2, 5, seed=2))])
     for call in (layer, layer.forward):
-        with pytest.raises(error, match=re.escape(message)) as caught:
+        with refusal(said):
             call(**{"x": ones(5, 4, 3)} | given)
-        assert type(caught.value) is error
 
 
 def test_backward_refuses():
     layer, other = (LSTM.init(3, 2, seed=seed) for seed in (0, 1))
     y, last, tape = layer.forward(ones(5, 4, 3))
-    for arguments, error, message in [
-        ((None, y), TypeError, "LSTM: tape is None; expected that of this layer's forward"),
-        ((other.forward(ones(5, 4, 3))[2], y), ValueError, "LSTM: tape is that of another layer"),
-        ((tape, y[1:]), ValueError, "LSTM: d_y has shape (4, 4, 2); expected (5, 4, 2), that of y"),
-        ((tape, y.astype("d")), TypeError, "expected float32, that of the layer; d_y.astype(np.float32) converts it"),
-        ((tape, y, last[:1]), ValueError, "LSTM: d_state has 1 parts; expected LSTMState(cs, h)"),
-        ((tape, y, (last.cs, last.h[1:])), ValueError, "LSTM: d_state.h has shape (3, 2); expected (B, H) = (4, 2)"),
+    for arguments, said in [
+        ((None, y), "TypeError: LSTM: tape is None; expected that of this layer's forward"),
+        ((other.forward(ones(5, 4, 3))[2], y), "ValueError: LSTM: tape is that of another layer"),
+        ((tape, y[1:]), "ValueError: LSTM: d_y has shape (4, 4, 2); expected (5, 4, 2), that of y"),
+        ((tape, y.astype("d")), "TypeError: expected float32, that of the layer; d_y.astype(np.float32) converts it"),
+        ((tape, y, last[:1]), "ValueError: LSTM: d_state has 1 parts; expected LSTMState(cs, h)"),
+        ((tape, y, (last.cs, last.h[1:])), "ValueError: LSTM: d_state.h has shape (3, 2); expected (B, H) = (4, 2)"),
     ]:
-        with pytest.raises(error, match=re.escape(message)):
+        with refusal(said):
             layer.backward(*arguments)
 
 

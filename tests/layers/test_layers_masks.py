@@ -1,59 +1,24 @@
-"""Masks: a row has the bits that it has without the steps that are left out, and y repeats as Keras' does.
+"""Masks: their steps at the front are the same call, and y repeats as Keras' does.
 
-`tests/convert/test_against_keras.py` compares with Keras."""
+That a row has the bits that it has without the steps that are left out, `test_layers_ragged.py` says;
+`tests/convert/test_against_keras.py` compares with Keras.
+"""
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same
-from by_formulas import check, loop
+from bits import leaves, like, same
 from cases import rng
-from kernel_cases import BOUNDS, DTYPES
-from layer_cases import LAYERS, draw, reversed_cell, run_all
+from kernel_cases import DTYPES
+from layer_cases import IN_ANY_DIRECTION, draw, drawn_mask, run_all
+from refusals import refusal
 from traced import peak
 
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 
 T, B, I, H = 9, 7, 5, 6
-KINDS = [*LAYERS, "reverse lstm", "reverse gru", "bidirectional with dense"]
-
-
-def layer_of(name, dtype, sizes=(I, H), **attributes):
-    kind = name.removeprefix("reverse ")
-    if kind == "bidirectional with dense":
-        stacks = (
-            Stack([LAYERS[part](*sizes, np.dtype(dtype)), Dense.init(sizes[1], 3, seed=0, dtype=dtype)])
-            for part in ("gru", "lstm")
-        )
-        return Bidirectional(*stacks)
-    layer = LAYERS[kind](*sizes, np.dtype(dtype), **attributes)
-    return reversed_cell(layer) if kind != name else layer
-
-
-def drawn_mask(g, T, B):
-    """Rows of every kind: any steps, all, none, padded at the left, at the right, at both ends."""
-    mask = g.random((T, B)) < g.uniform(0.2, 0.9, B)
-    t = np.arange(T)
-    for b, kind in enumerate(g.integers(0, 7, B)):
-        start, stop = sorted(g.integers(0, T + 1, 2))
-        row = {0: t >= 0, 1: t < 0, 2: t >= start, 3: t < stop, 4: (t >= start) & (t < stop)}.get(int(kind), mask[:, b])
-        mask[:, b] = row
-    return mask
-
-
-def since_the_last(reset, mask):
-    """For each counted step of a row, whether there is a reset after the counted step before it; of the row alone."""
-    flags, pending = [], False
-    for t in range(len(mask)):
-        pending |= bool(reset[t])
-        if mask[t]:
-            flags.append(pending)
-            pending = False
-    return np.array(flags, bool)
 
 
 def repeated(mask, reverse):
@@ -84,72 +49,14 @@ def repetitions(layer, mask):
         at += size
 
 
-# -------------------------------------------------------------------------------------------------------------- values
-@pytest.mark.parametrize("masked", ["zero", "repeat"])
-@pytest.mark.parametrize("direction", ["forwards", "backwards", "both"])
-@pytest.mark.parametrize("name", ["lstm", "gru", "gru reset after", "rnn"])
-def test_values(name, direction, masked):
-    """A plain loop in float64 leaves out the masked steps, at gaps too: states stay, and y is zero there or repeats."""
-    cell = LAYERS[name](I, H, np.float64)
-    layer = {"forwards": cell, "backwards": reversed_cell(cell), "both": Bidirectional(cell, cell)}[direction]
-    x, state, _, reset = draw(layer, T, B, name)
-    mask = drawn_mask(rng("values", name, direction), T, B)
-    expected, expected_last = loop(layer, x, state, mask, reset)
-    if masked == "repeat":
-        for part, b, pairs in repetitions(layer, mask):
-            for t, source in pairs:
-                expected[t, b, part] = expected[source, b, part]
-    y, last, _ = layer.forward(x, state, mask=mask, reset=reset, masked=masked)
-    check(y, expected, BOUNDS["float64"], "y")
-    for result, exact in zip(leaves(last), leaves(expected_last), strict=True):
-        check(result, exact, BOUNDS["float64"], "state")
-
-
 # ---------------------------------------------------------------------------------------------------------------- bits
-@pytest.mark.meet(3)
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("case", range(4))
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KINDS)
-def test_rows_without_the_steps_that_are_left_out(name, dtype, case, seed):
-    """Each row alone, cut out; NaN where nothing is to be read. Any threads, lengths, resets, states."""
-    g = rng("masks", name, seed, case)
-    batch, sizes = (int(g.integers(1, 70)), (64, 64)) if case == 3 else (B, (I, H))
-    layer = layer_of(name, dtype, sizes)
-    x, state, lengths, reset = draw(layer, T, batch, name)
-    mask = drawn_mask(g, T, batch)
-    d_y = g.standard_normal((T, batch, layer.output_size)).astype(dtype)
-    options, both = {"mask": mask.copy()}, mask
-    if case % 2:
-        options["lengths"] = lengths
-        both = mask & (np.arange(T)[:, None] < lengths)
-    if case // 2 != 1:
-        options["reset"] = reset
-    x[~both], d_y[~both] = np.nan, np.nan
-    with on_threads(int(g.integers(1, 5))):
-        called, called_last = layer(x, state, **options)
-        y, last, tape = layer.forward(x, state, **options)
-        d_last = like(last, lambda a: g.standard_normal(a.shape).astype(dtype))
-        options["mask"][...] = False  # the tape does not see it
-        d_x, d_state, _ = layer.backward(tape, d_y, d_last)
-    assert same((called, called_last), (y, last))
-    for b in range(batch):
-        row, steps = slice(b, b + 1), both[:, b]
-        reset_of_row = {"reset": since_the_last(reset[:, b], steps)[:, None]} if "reset" in options else {}
-        first, final = (like(a, lambda a, row=row: a[row]) for a in (state, d_last))
-        y1, last1, tape1 = layer.forward(x[steps, row], first, **reset_of_row)
-        d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)
-        assert same((y[steps, row], d_x[steps, row]), (y1, d_x1))
-        assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1)))
-    assert not y[~both].any() and not d_x[~both].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", IN_ANY_DIRECTION)
 def test_steps_at_the_front_are_the_same_call(name, dtype, seed):
     """All results, the gradients of the weights too: those of the rows with their steps at the front, and lengths."""
     for case in range(3):
-        layer, g = layer_of(name, dtype), rng("front", name, seed, case)
+        layer, g = IN_ANY_DIRECTION[name](I, H, DTYPES[dtype]), rng("front", name, seed, case)
         x, state, _, _ = draw(layer, T, B, name)
         mask = drawn_mask(g, T, B)
         d_y = g.standard_normal((T, B, layer.output_size)).astype(dtype)
@@ -160,11 +67,12 @@ def test_steps_at_the_front_are_the_same_call(name, dtype, seed):
         assert same((found_y[at], found_d_x[at], results), (y, d_x, expected))
 
 
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("masked", ["zero", "repeat"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", IN_ANY_DIRECTION)
 def test_a_mask_of_lengths(name, masked):
     """What a mask and lengths say alike is the same, and a mask that is all True is none."""
-    layer = layer_of(name, "float32")
+    layer = IN_ANY_DIRECTION[name](I, H, np.float32)
     x, state, lengths, reset = draw(layer, T, B, name)
     within = np.arange(T)[:, None] < lengths
     by_lengths = run_all(layer, x, state, lengths=lengths, reset=reset, masked=masked)
@@ -181,9 +89,9 @@ def test_a_mask_of_lengths(name, masked):
     assert same(run_all(layer, x, state, reset=reset, masked=masked), expected)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", IN_ANY_DIRECTION)
 def test_no_row_has_a_step(name):
-    layer = layer_of(name, "float32")
+    layer = IN_ANY_DIRECTION[name](I, H, np.float32)
     x, state, _, reset = draw(layer, T, B, name)
     for masked in ("zero", "repeat"):
         y, last, tape = layer.forward(
@@ -199,7 +107,7 @@ def test_no_row_has_a_step(name):
 @pytest.mark.parametrize("name", ["gru", "reverse lstm", "bidirectional lstm"])
 def test_a_head_on_the_last_step(name, last, batch_first):
     """It is the row's last one that counts; where a backward direction ends, its first one."""
-    below, g = layer_of(name, "float32"), rng("head", name, last)
+    below, g = IN_ANY_DIRECTION[name](I, H, np.float32), rng("head", name, last)
     layer = Stack([below, Dense.init(below.output_size, 3, seed=0, last=last)])
     bias = g.standard_normal(3).astype(np.float32)
     layer.set_weights(**{"1.b": bias})
@@ -223,12 +131,13 @@ def test_a_head_on_the_last_step(name, last, batch_first):
 
 
 # ---------------------------------------------------------------------------------------------------------- repetition
+@pytest.mark.meet(1)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", IN_ANY_DIRECTION)
 def test_y_repeats(name, dtype, seed):
     """As zeros do, but for y and what its gradient adds to that of the step that it repeats."""
     for case in range(3):
-        layer, g = layer_of(name, dtype), rng("repeat", name, seed, case)
+        layer, g = IN_ANY_DIRECTION[name](I, H, DTYPES[dtype]), rng("repeat", name, seed, case)
         x, state, lengths, reset = draw(layer, T, B, name)
         mask = drawn_mask(g, T, B)
         both = mask & (np.arange(T)[:, None] < lengths) if case == 2 else mask
@@ -262,7 +171,6 @@ def test_y_repeats(name, dtype, seed):
         )
 
 
-# -------------------------------------------------------------------------------------------------------------- Keras
 # -------------------------------------------------------------------------------------------------- memory and errors
 def test_memory():
     """A mask that is all True, or that leaves out steps at the end alone, copies nothing; another one copies x."""
@@ -278,20 +186,19 @@ def test_memory():
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("given", "said"),
     [
-        ({"mask": np.ones((5, 4))}, TypeError, "GRU: mask has dtype float64; expected bool"),
-        ({"mask": [[1] * 4] * 5}, TypeError, "GRU: mask has dtype int64; expected bool"),
-        ({"mask": np.ones(4, bool)}, ValueError, "GRU: mask has shape (4,); expected (T, B) = (5, 4) with both from x"),
-        ({"mask": np.ones((5, 4, 1), bool)}, ValueError, "GRU: mask has shape (5, 4, 1); expected (T, B) = (5, 4)"),
-        ({"masked": "last"}, ValueError, "GRU: masked is 'last'; expected 'zero' or 'repeat'"),
-        ({"masked": None}, ValueError, "GRU: masked is None; expected 'zero' or 'repeat'"),
-        ({"masked": np.array(["zero"])}, ValueError, "GRU: masked is of type ndarray; expected 'zero' or 'repeat'"),
+        ({"mask": np.ones((5, 4))}, "TypeError: GRU: mask has dtype float64; expected bool"),
+        ({"mask": [[1] * 4] * 5}, "TypeError: GRU: mask has dtype int64; expected bool"),
+        ({"mask": np.ones(4, bool)}, "ValueError: GRU: mask has shape (4,); expected (T, B) = (5, 4) with both from x"),
+        ({"mask": np.ones((5, 4, 1), bool)}, "ValueError: GRU: mask has shape (5, 4, 1); expected (T, B) = (5, 4)"),
+        ({"masked": "last"}, "ValueError: GRU: masked is 'last'; expected 'zero' or 'repeat'"),
+        ({"masked": None}, "ValueError: GRU: masked is None; expected 'zero' or 'repeat'"),
+        ({"masked": np.array(["zero"])}, "ValueError: GRU: masked is of type ndarray; expected 'zero' or 'repeat'"),
     ],
 )
-def test_refused(given, error, message):
+def test_refused(given, said):
     layer = GRU.init(3, 2, seed=0)
     for call in (layer, layer.forward):
-        with pytest.raises(error, match=re.escape(message)) as caught:
+        with refusal(said):
             call(np.ones((5, 4, 3), np.float32), **given)
-        assert type(caught.value) is error

@@ -14,7 +14,7 @@ from cases import rng
 from fresh import printed
 from guarded import NONE, PAGE, protect
 from kernel_cases import DTYPES
-from layer_cases import CELLS, LAYERS, draw, run_all
+from layer_cases import CELLS, IN_ANY_DIRECTION, LAYERS, draw, drawn_mask, run_all
 from traced import MALLINFO
 
 
@@ -25,51 +25,65 @@ def drawn_lengths(g, T, B):
     return [lengths, np.sort(lengths), np.sort(lengths)[::-1]][g.integers(3)]
 
 
-def spoil_finished_rows(content, past):
-    """Write NaN where a tape has memory for steps past the ends of rows."""
+def since_the_last(reset, mask):
+    """For each counted step of a row, whether there is a reset after the counted step before it; of the row alone."""
+    flags, pending = [], False
+    for t in range(len(mask)):
+        pending |= bool(reset[t])
+        if mask[t]:
+            flags.append(pending)
+            pending = False
+    return np.array(flags, bool)
+
+
+def spoil_finished_rows(content, counts):
+    """Write NaN where a tape has memory for steps past those that count, which stand at the front."""
     if hasattr(content, "saved"):
-        content.saved[:, past[: content.saved.shape[1]]] = np.nan
+        content.saved[:, np.arange(content.saved.shape[1])[:, None] >= counts] = np.nan
     elif not hasattr(content, "_fields"):
         for part in content:
-            spoil_finished_rows(part, past)
+            spoil_finished_rows(part, counts)
 
 
 @pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", IN_ANY_DIRECTION)
 def test_rows_alone(name, dtype):
-    """Any numbers of steps, rows, units and threads, with resets or not: each row has the bits that it has alone."""
+    """Any numbers of steps, rows, units and threads, with lengths, masks and resets or not: each row has the bits that
+    it has alone, without the steps that are left out; NaN stands where nothing is to be read."""
     g = rng("ragged", name)
-    for seed in range(6):
+    for seed in range(12):
         T, B, I, H = int(g.integers(1, 30)), int(g.integers(2, 70)), int(g.integers(1, 40)), int(g.integers(1, 40))
-        if seed == 0:  # few rows and many units, which threads divide
+        if seed in (0, 1):  # few rows and many units, which threads divide
             T, B, I, H = 9, 6, 20, 200
-        layer = LAYERS[name](I, H, DTYPES[dtype])
+        layer = IN_ANY_DIRECTION[name](I, H, DTYPES[dtype])
         x, state, _, reset = draw(layer, T, B, name, seed)
-        lengths, options = drawn_lengths(g, T, B), {"batch_first": bool(g.integers(2))}
-        reset_option = {"reset": reset} if g.integers(2) else {}
+        lengths = drawn_lengths(g, T, B) if seed % 4 != 3 else np.full(B, T)
+        mask = drawn_mask(g, T, B) if seed % 2 else np.ones((T, B), bool)
+        of_steps = ({"mask": mask} if seed % 2 else {}) | ({"reset": reset} if g.integers(2) else {})
+        counted, batch_first = mask & (np.arange(T)[:, None] < lengths), bool(g.integers(2))
         d_y = g.standard_normal((T, B, layer.output_size)).astype(dtype)
-        past = np.arange(T)[:, None] >= lengths
-        x[past], d_y[past] = np.nan, np.nan
-        turned = [array.swapaxes(0, 1) if options["batch_first"] else array for array in (x, d_y)]
-        resets = {"reset": reset.swapaxes(0, 1) if options["batch_first"] else reset} if reset_option else {}
+        x[~counted], d_y[~counted] = np.nan, np.nan
+        turn = (lambda array: array.swapaxes(0, 1)) if batch_first else (lambda array: array)
+        options = {key: turn(array) for key, array in of_steps.items()} | {"batch_first": batch_first}
+        options |= {"lengths": lengths} if seed % 4 != 3 else {}
         results = []
         for threads in (int(g.integers(2, 9)), 1):
             with on_threads(threads):
-                called = layer(turned[0], state, lengths=lengths, **resets, **options)
-                y, last, tape = layer.forward(turned[0], state, lengths=lengths, **resets, **options)
-                spoil_finished_rows(tape.content, past)
+                called = layer(turn(x), state, **options)
+                y, last, tape = layer.forward(turn(x), state, **options)
+                spoil_finished_rows(tape.content, counted.sum(axis=0))
                 d_last = like(last, lambda a: np.ones_like(a) / 3)
-                results.append([called, (y, last), layer.backward(tape, turned[1], d_last)])
+                results.append([called, (y, last), layer.backward(tape, turn(d_y), d_last)])
         assert same(results[0], results[1]) and same(*results[0][:2]), f"{seed=}"
         _, (y, last), (d_x, d_state, grads) = results[0]
-        y, d_x = [array.swapaxes(0, 1) if options["batch_first"] else array for array in (y, d_x)]
-        assert not y[past].any() and not d_x[past].any(), f"{seed=}"
+        y, d_x = turn(y), turn(d_x)
+        assert not y[~counted].any() and not d_x[~counted].any(), f"{seed=}"
         assert all(np.isfinite(grad).all() for grad in grads.values()), f"{seed=}"  # no padding, which is NaN
         for b in g.permutation(B)[:8]:
-            row, steps = slice(b, b + 1), slice(lengths[b])
-            alone = {"reset": reset[steps, row]} if reset_option else {}
+            row, steps = slice(b, b + 1), counted[:, b]
+            alone = {"reset": since_the_last(reset[:, b], steps)[:, None]} if "reset" in options else {}
             y1, last1, tape1 = layer.forward(x[steps, row], like(state, lambda a, row=row: a[row]), **alone)
             final = like(d_last, lambda a, row=row: a[row])
             d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)

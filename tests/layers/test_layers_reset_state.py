@@ -15,6 +15,7 @@ from cases import rng
 from guarded import NONE, PAGE, protect
 from kernel_cases import DTYPES
 from layer_cases import CELLS, LAYERS, draw, gru, lstm, reset_after, rnn, run_all, variant
+from refusals import refusal
 
 from blockcell import LSTM, Bidirectional, Dense, LSTMState, Stack
 
@@ -126,20 +127,17 @@ def test_zeros_stand_for_none(name, dtype):
     """In place of all of it, and of any part."""
     layer = LAYERS[name](5, 9, DTYPES[dtype])
     x, state, lengths, reset = draw(layer, 6, 5, name)
-    zeros = like(draw_reset_state(state, 6, name), np.zeros_like)
+    whole = draw_reset_state(state, 6, name)
+    zeros, nothing = like(whole, np.zeros_like), tuple(None for _ in state)
     expected = run_all(layer, x, state, lengths=lengths, reset=reset)
-    assert same(run_all(layer, x, state, lengths=lengths, reset=reset, reset_state=zeros), expected)
-    nothing = tuple(None for _ in state)
-    assert same(run_all(layer, x, state, lengths=lengths, reset=reset, reset_state=nothing), expected)
-
-
-def test_one_array_alone():
-    """The other one is zero at resets."""
-    layer = LAYERS["lstm"](5, 9, np.float32)
-    x, state, _, reset = draw(layer, 6, 5)
-    cs, h = draw_reset_state(state, 6, 0)
-    for given, whole in [((cs, None), (cs, np.zeros_like(h))), ({"cs": None, "h": h}, (np.zeros_like(cs), h))]:
-        assert same(layer(x, state, reset=reset, reset_state=given), layer(x, state, reset=reset, reset_state=whole))
+    for given in (zeros, nothing):
+        assert same(run_all(layer, x, state, lengths=lengths, reset=reset, reset_state=given), expected)
+    for k, part in enumerate(whole):
+        some, filled = ((*others[:k], part, *others[k + 1 :]) for others in (nothing, tuple(zeros)))
+        expected = layer(x, state, reset=reset, reset_state=filled)
+        assert same(layer(x, state, reset=reset, reset_state=some), expected)
+        if hasattr(state, "_fields"):
+            assert same(layer(x, state, reset=reset, reset_state=dict(zip(state._fields, some, strict=True))), expected)
 
 
 def test_a_state_for_all_episodes():
@@ -209,69 +207,56 @@ def test_no_steps_and_no_rows():
 
 X, RESET = np.zeros((5, 4, 3), np.float32), np.zeros((5, 4), bool)
 LAYER = LSTM.init(3, 2, seed=0)
+BOTH = Bidirectional(LAYER, LAYER)
 ROWS = np.zeros((5, 4, 2), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("layer", "options", "error", "message"),
+    ("layer", "reset_state", "said"),
     [
-        (LAYER, {"reset_state": (ROWS, ROWS)}, ValueError, "LSTM: reset_state is given; expected reset, too"),
         (
             LAYER,
-            {"reset": RESET, "reset_state": (ROWS, ROWS), "mask": RESET},
-            ValueError,
-            "LSTM: reset_state is given; expected no mask with it",
+            (ROWS, ROWS[:, :3]),
+            "ValueError: reset_state.h has shape (5, 3, 2); expected (T, B, H) = (5, 4, 2) with T and B from"
+            " x, H from the layer",
         ),
         (
             LAYER,
-            {"reset": RESET, "reset_state": (ROWS, ROWS[:, :3])},
-            ValueError,
-            "LSTM: reset_state.h has shape (5, 3, 2); expected (T, B, H) = (5, 4, 2) with T and B from x, H from the"
-            " layer",
+            (ROWS.astype(np.float64), ROWS),
+            "TypeError: reset_state.cs has dtype float64; expected float32, that of the layer;"
+            " reset_state.cs.astype(np.float32) converts it",
         ),
-        (
-            LAYER,
-            {"reset": RESET, "reset_state": (ROWS.astype(np.float64), ROWS)},
-            TypeError,
-            "LSTM: reset_state.cs has dtype float64; expected float32, that of the layer; reset_state.cs.astype("
-            "np.float32) converts it",
-        ),
-        (
-            LAYER,
-            {"reset": RESET, "reset_state": (ROWS,)},
-            ValueError,
-            "LSTM: reset_state has 1 parts; expected LSTMState(cs, h)",
-        ),
+        (LAYER, (ROWS,), "ValueError: reset_state has 1 parts; expected LSTMState(cs, h)"),
         (
             LSTM(**LAYER.weights, reverse=True),
-            {"reset": RESET, "reset_state": (ROWS, None)},
-            ValueError,
-            "LSTM: reset_state.cs is of a layer with reverse=True; expected None",
+            (ROWS, None),
+            "ValueError: reset_state.cs is of a layer with reverse=True; expected None",
         ),
-        (
-            Bidirectional(LAYER, LAYER),
-            {"reset": RESET, "reset_state": ((ROWS, ROWS), None)},
-            ValueError,
-            "Bidirectional: reset_state is of a Bidirectional; expected None, as bw starts at the end",
-        ),
-        (
-            Stack([Bidirectional(LAYER, LAYER)]),
-            {"reset": RESET, "reset_state": (((ROWS, ROWS), None),)},
-            ValueError,
-            "Stack: reset_state.0 is of a Bidirectional; expected None, as bw starts at the end",
+        *(
+            (layer, state, f"ValueError: {name} is of a Bidirectional; expected None, as bw starts at the end")
+            for layer, state, name in [
+                (BOTH, ((ROWS, ROWS), None), "reset_state"),
+                (Stack([BOTH]), (((ROWS, ROWS), None),), "reset_state.0"),
+            ]
         ),
     ],
 )
-def test_errors(layer, options, error, message):
+def test_errors(layer, reset_state, said):
     for call in (layer, layer.forward):
-        with pytest.raises(error) as raised:
-            call(X, **options)
-        assert str(raised.value) == message
+        with refusal(said, type(layer).__name__):
+            call(X, reset=RESET, reset_state=reset_state)
+
+
+def test_what_must_be_beside_it():
+    for options, expected in (({}, "reset, too"), ({"reset": RESET, "mask": RESET}, "no mask with it")):
+        for call in (LAYER, LAYER.forward):
+            with refusal(f"ValueError: reset_state is given; expected {expected}", "LSTM"):
+                call(X, reset_state=(ROWS, ROWS), **options)
 
 
 def test_none_of_other_directions():
     """A layer that takes no reset state may have others beside it."""
-    layer = Stack([Bidirectional(LAYER, LAYER), LSTM.init(4, 2, seed=1)])
+    layer = Stack([BOTH, LSTM.init(4, 2, seed=1)])
     reset_state = (None, LSTMState(ROWS + 1, ROWS))
     _, _, tape = layer.forward(X, reset=RESET | True, reset_state=reset_state)
     nothing, grads = layer.backward(tape, ROWS + 1, return_d_reset_state=True)[3]

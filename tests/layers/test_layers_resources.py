@@ -33,6 +33,7 @@ def test_inference_keeps_nothing(name):
     assert most[2000] < 0.9 * sum(array.nbytes for array in {id(a): a for a in in_tape(tape.content)}.values())
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_is_done_where_all_rows_have_ended(name, dtype):

@@ -8,6 +8,7 @@ import pytest
 from bits import same
 from kernel_cases import DTYPES
 from layer_cases import ATTRIBUTES, LAYERS, draw, reversed_cell
+from refusals import refusal
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack, convert
@@ -69,9 +70,7 @@ def test_refused():
     for candidate in (layer, Stack([layer, GRU.init(3, 1, seed=1)])):
         with pytest.raises(TypeError, match=r"LSTM.stream: the layer has reverse=True and so begins at the last step"):
             candidate.stream()
-        with pytest.raises(
-            TypeError, match=r"export: .* has reverse=True and begins at the last step; it cannot be str"
-        ):
+        with refusal("TypeError: has reverse=True and begins at the last step; it cannot be str"):
             export(candidate, None, streaming=True)
     for name in ("fw", "bw"):
         layers = {"fw": LSTM.init(2, 3, seed=0), "bw": LSTM.init(2, 3, seed=0), name: layer}
@@ -80,7 +79,5 @@ def test_refused():
     with pytest.raises(TypeError, match="GRU: reverse is 1; expected True or False"):
         GRU.init(2, 3, seed=0, reverse=1)
     for to in (convert.to_torch, convert.to_keras):
-        with pytest.raises(
-            convert.ConversionError, match="the layer has reverse=True, which weights do not tell; make"
-        ):
+        with pytest.raises(convert.ConversionError, match="the layer has reverse=True, which weights do not tell"):
             to(layer)

@@ -215,46 +215,34 @@ def test_repr():
 
 
 # ---------------------------------------------------------------------------------------------------------------- init
-def test_init_lstm():
-    I, H = 30, 50
-    for order, f in (("icfo", 2), ("ifco", 1)):
-        layer = LSTM.init(I, H, seed=3, dtype=np.float64, use_peephole=True, gate_order=order)
-        w, b, bound = layer.weights["w"], layer.weights["b"], np.sqrt(6 / (I + H))
-        for k in range(4):
-            x_part, h_part = w[:I, k * H : (k + 1) * H], w[I:, k * H : (k + 1) * H]
-            assert 0.99 * bound < np.abs(x_part).max() <= bound and abs(x_part.mean()) < 0.05 * bound
-            np.testing.assert_allclose(h_part @ h_part.T, np.eye(H), rtol=0, atol=1e-13)
-            assert (b[k * H : (k + 1) * H] == (k == f)).all()
-        gates = np.split(w, 4, axis=1)
-        assert all(np.abs(p - q).max() > 0.1 for p, q in itertools.combinations(gates, 2))
-        assert 0 < np.abs(layer.weights["wci"]).max() <= np.sqrt(3 / H)
-        assert (layer.forget_bias, layer.cell_clip) == (0, 0)
-    assert not LSTM.init(I, H, seed=3, forget_bias=1.0, cell_clip=3.0).weights["b"].any()
-
-
-@pytest.mark.parametrize("P", [20, 50, 70])
-def test_init_projected_and_coupled_lstm(P):
-    """The parts of w for h have orthonormal rows, or columns if these are fewer."""
-    I, H = 30, 50
-    weights = LSTM.init(
-        I, H, seed=3, dtype=np.float64, use_peephole=True, proj_size=P, coupled=True, proj_clip=3
-    ).weights
-    assert [*weights] == ["w", "wcf", "wco", "b", "w_p"] and weights["w_p"].shape == (H, P)
-    assert np.split(weights["b"], 3)[1].all() and not np.split(weights["b"], 3)[0].any()
-    for part in np.split(weights["w"], 3, axis=1):
-        h = part[I:] if P <= H else part[I:].T
-        assert part.shape == (I + P, H)
-        np.testing.assert_allclose(h @ h.T, np.eye(min(P, H)), rtol=0, atol=1e-13)
-    assert 0.99 * np.sqrt(6 / (P + H)) < np.abs(weights["w_p"]).max() <= np.sqrt(6 / (P + H))
-
-
-def test_init_gru():
-    I, H = 30, 50
-    weights = GRU.init(I, H, seed=3, dtype=np.float64).weights
-    assert (weights["b_ru"] == 1).all() and not weights["b_c"].any()
-    for part in (*np.split(weights["w_ru"], 2, axis=1), weights["w_c"]):
-        assert 0.99 * np.sqrt(6 / (I + H)) < np.abs(part[:I]).max() <= np.sqrt(6 / (I + H))
-        np.testing.assert_allclose(part[I:].T @ part[I:], np.eye(H), rtol=0, atol=1e-13)
+@pytest.mark.parametrize(
+    ("cls", "options", "biases"),
+    [
+        (LSTM, {"use_peephole": True}, [0, 0, 1, 0]),
+        (LSTM, {"gate_order": "ifco"}, [0, 1, 0, 0]),
+        (LSTM, {"forget_bias": 1.0, "cell_clip": 3.0}, [0, 0, 0, 0]),
+        *((LSTM, {"use_peephole": True, "coupled": True, "proj_size": P}, [0, 1, 0]) for P in (20, 50, 70)),
+        (GRU, {}, [1, 1, 0]),
+    ],
+)
+def test_init(cls, options, biases):
+    """Numbers of each gate's own: uniform ones for x; for h orthonormal rows, or columns if these are fewer."""
+    I, H, P = 30, 50, options.get("proj_size", 50)
+    weights = dict(cls.init(I, H, seed=3, dtype=np.float64, **options).weights)
+    peepholes = [weights.pop(name) for name in ("wci", "wcf", "wco") if name in weights]
+    w_p = weights.pop("w_p", None)
+    gates = [gate for w in weights.values() if w.ndim == 2 for gate in np.split(w, w.shape[1] // H, axis=1)]
+    for gate in gates:
+        x_part, h_part = gate[:I], gate[I:] if P <= H else gate[I:].T
+        bound = np.sqrt(6 / (I + H))
+        assert 0.99 * bound < np.abs(x_part).max() <= bound and abs(x_part.mean()) < 0.05 * bound
+        np.testing.assert_allclose(h_part @ h_part.T, np.eye(min(P, H)), rtol=0, atol=1e-13)
+    assert all(np.abs(p - q).max() > 0.1 for p, q in itertools.combinations(gates, 2))
+    np.testing.assert_array_equal(np.concatenate([b for b in weights.values() if b.ndim == 1]), np.repeat(biases, H))
+    assert len(peepholes) == options.get("use_peephole", 0) * (2 if "coupled" in options else 3)
+    assert all(0 < np.abs(peephole).max() <= np.sqrt(3 / H) for peephole in peepholes)
+    if w_p is not None:
+        assert w_p.shape == (H, P) and 0.99 * np.sqrt(6 / (P + H)) < np.abs(w_p).max() <= np.sqrt(6 / (P + H))
 
 
 @pytest.mark.parametrize("cls", [LSTM, GRU])

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from refusals import refusal
 
 from blockcell import LSTM, _training, optim
 
@@ -232,32 +233,28 @@ def test_an_empty_state_is_none():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("call", "said"),
     [
-        (lambda: optim.sgd(W, {}, learning_rate=1), ValueError, r"missing \['w'\], unknown \[\]"),
-        (lambda: optim.sgd(W, W | {"b": np.ones(1)}, learning_rate=1), ValueError, r"missing \[\], unknown \['b'\]"),
-        (lambda: optim.sgd(W, {"w": np.ones(1)}, learning_rate=1), ValueError, r"grads\['w'\] has shape \(1,\)"),
-        (lambda: optim.sgd([1], W, learning_rate=1), TypeError, "weights is of type list; expected a dict"),
-        (lambda: optim.sgd(W, {"w": [1, 2]}, learning_rate=1), TypeError, r"grads\['w'\] has dtype int64"),
-        (
-            lambda: optim.sgd(W, W, learning_rate=-1),
-            ValueError,
-            "sgd: learning_rate is -1; expected 0 <= learning_rate",
-        ),
-        (lambda: optim.sgd(W, W, learning_rate=math.nan), ValueError, "learning_rate is nan"),
-        (lambda: optim.sgd(W, W, learning_rate="1"), TypeError, "learning_rate is of type str"),
-        (lambda: optim.sgd(W, W, 0.1, learning_rate=1), TypeError, "state is of type float"),
-        (lambda: optim.momentum(W, W, learning_rate=1, momentum=1), ValueError, "expected 0 <= momentum < 1"),
-        (lambda: optim.adam(W, W, beta2=1.0), ValueError, "expected 0 <= beta2 < 1"),
-        (lambda: optim.adam(W, W, {"step": 1}), ValueError, r"adam: state\['m.w'\] is missing"),
-        (lambda: optim.adam(W, W, {"m.w": W["w"]}), ValueError, r"state\['step'\] is no count"),
-        (lambda: optim.adam(W, W, {"step": 1, "m.w": np.ones(3)}), ValueError, r"state\['m.w'\] has shape \(3,\)"),
-        (lambda: optim.clip_global_norm(W, 0), ValueError, "max_norm is 0; expected a number above 0"),
-        (lambda: optim.clip_global_norm(W, True), TypeError, "max_norm is of type bool"),
+        (lambda: optim.sgd(W, {}, learning_rate=1), "ValueError: missing ['w'], unknown []"),
+        (lambda: optim.sgd(W, W | {"b": np.ones(1)}, learning_rate=1), "ValueError: missing [], unknown ['b']"),
+        (lambda: optim.sgd(W, {"w": np.ones(1)}, learning_rate=1), "ValueError: grads['w'] has shape (1,)"),
+        (lambda: optim.sgd([1], W, learning_rate=1), "TypeError: weights is of type list; expected a dict"),
+        (lambda: optim.sgd(W, {"w": [1, 2]}, learning_rate=1), "TypeError: grads['w'] has dtype int64"),
+        (lambda: optim.sgd(W, W, learning_rate=-1), "ValueError: sgd: learning_rate is -1; expected 0 <= learn"),
+        (lambda: optim.sgd(W, W, learning_rate=math.nan), "ValueError: learning_rate is nan"),
+        (lambda: optim.sgd(W, W, learning_rate="1"), "TypeError: learning_rate is of type str"),
+        (lambda: optim.sgd(W, W, 0.1, learning_rate=1), "TypeError: state is of type float"),
+        (lambda: optim.momentum(W, W, learning_rate=1, momentum=1), "ValueError: expected 0 <= momentum < 1"),
+        (lambda: optim.adam(W, W, beta2=1.0), "ValueError: expected 0 <= beta2 < 1"),
+        (lambda: optim.adam(W, W, {"step": 1}), "ValueError: adam: state['m.w'] is missing"),
+        (lambda: optim.adam(W, W, {"m.w": W["w"]}), "ValueError: state['step'] is no count"),
+        (lambda: optim.adam(W, W, {"step": 1, "m.w": np.ones(3)}), "ValueError: state['m.w'] has shape (3,)"),
+        (lambda: optim.clip_global_norm(W, 0), "ValueError: max_norm is 0; expected a number above 0"),
+        (lambda: optim.clip_global_norm(W, True), "TypeError: max_norm is of type bool"),
     ],
 )
-def test_errors(call, error, message):
-    with pytest.raises(error, match=message):
+def test_errors(call, said):
+    with refusal(said):
         call()
 
 

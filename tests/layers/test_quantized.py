@@ -136,6 +136,7 @@ def test_what_is_held(scheme):
             assert same(matrix, quantize_matrix(layer.weights[prefix + name], scheme))
 
 
+@pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("side", SIDES)
 @every_scheme

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import tracemalloc
 from functools import partial
 
@@ -74,47 +73,6 @@ def test_same_bits_as_alone(name, dtype):
 
 
 # --------------------------------------------------------------------------------------------------- how rows are given
-@pytest.mark.parametrize(
-    "given",
-    [
-        [7, 0, 3],
-        (7, 0, 3),
-        [-4, 0, -8],
-        np.array([7, 0, 3]),
-        np.array([7, 9, 0, 9, 3])[::2],
-        np.array([7, 0, 3], np.uint8),
-        np.array([7, 0, 3], ">i2"),
-        np.array([7, -11, 3], np.int32),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("name", ["LSTM", "Stack"])
-def test_indices(name, given):
-    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(3)
-    stream, alone = layer.stream(N), Alone(layer, N)
-    x, rows = uniform(rng, 2, 3, I), [7, 0, 3]
-    assert same(stream.step(x[0], rows=given), alone.run(x[:1], rows)[0])
-    assert same(stream.run(x, rows=given), alone.run(x, rows))
-    assert same(stream.state_of(given), alone.state_of(rows))
-    assert same(stream.state, alone.state_of(range(N)))
-
-
-@pytest.mark.parametrize("none", [[], np.empty(0, int), np.zeros(N, bool), [False] * N], ids=repr)
-@every_layer
-def test_no_rows(name, none):
-    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(4)
-    stream = layer.stream(N)
-    stream.run(uniform(rng, 2, N, I))
-    before = stream.state
-    assert stream.step(np.empty((0, I), np.float32), rows=none).shape == (0, H)
-    assert stream.run(np.empty((3, 0, I), np.float32), rows=none, lengths=[]).shape == (3, 0, H)
-    states = stream.state_of(none)
-    assert all(len(array) == 0 for array in leaves(states))
-    stream.set_state(none, states)
-    stream.reset(none)
-    assert same(stream.state, before)
-
-
 WRONG_ROWS = {
     "beyond": ([0, N], ValueError, r"stream: rows has 11; expected indices from -11 to 10"),
     "beyond, intp": (np.array([0, N]), ValueError, r"stream: rows has 11; expected indices from -11 to 10"),
@@ -229,6 +187,7 @@ def test_rows_that_change_while_x_is_read():
 
 
 # -------------------------------------------------------------------------------------------------------------- lengths
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("form", [list, np.array, lambda lengths: np.array(lengths, ">i2")])
 @pytest.mark.parametrize("lengths", [[3, 0, 6, 6, 1], [0] * 5, [6] * 5, [2, 2, 0, 1, 1]], ids=str)
 @every_layer
@@ -266,18 +225,6 @@ def test_states_are_copies_in_the_forms_of_a_call():
         assert (array[4:6] == new).all() and same(np.delete(array, [4, 5], 0), np.delete(old, [4, 5], 0))
     stream.set_state(None, before)
     assert same(stream.state, before)
-
-
-@every_layer
-def test_more_rows(name):
-    """What `Sessions` grows by: old rows keep their states."""
-    layer, rng = STREAMED[name](I, H, np.float32), np.random.default_rng(11)
-    stream, alone = layer.stream(3), Alone(layer, 8)
-    check_turns(stream, alone, rng, np.float32)
-    stream._grow(8)
-    assert stream.batch == 8 and same(stream.state, alone.state_of(range(8)))
-    check_turns(stream, alone, rng, np.float32)
-    check_turns(pickle.loads(pickle.dumps(stream)), alone, rng, np.float32)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

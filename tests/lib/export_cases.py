@@ -7,6 +7,7 @@ from bits import like, zeros
 from by_formulas import row_gradients
 from cases import rng
 from graphs import FLOAT64, checked, on_onnxruntime
+from layer_cases import stack
 
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
@@ -46,102 +47,82 @@ LAYERS = {
     "LSTM with all": lambda dtype: lstm(4, dtype, use_peephole=True, forget_bias=0.7, cell_clip=0.4, gate_order="ifco"),
     "GRU": lambda dtype: gru(4, dtype),
     "GRU after": lambda dtype: gru(4, dtype, reset_after=True),
-    "Reverse": lambda dtype: Stack(
-        [
-            lstm(4, dtype, reverse=True),
-            gru(3, dtype, 4, reverse=True),
-            gru(3, dtype, 3, reset_after=True, reverse=True),
-            gru(2, dtype, 3),
-        ]
+    "Reverse": lambda dtype: stack(
+        lstm(4, dtype, reverse=True),
+        gru(3, dtype, 4, reverse=True),
+        gru(3, dtype, 3, reset_after=True, reverse=True),
+        gru(2, dtype, 3),
     ),
     "Bidirectional": lambda dtype: Bidirectional(lstm(5, dtype, use_peephole=True), gru(5, dtype)),
-    "Stack": lambda dtype: Stack(
-        [
-            Bidirectional(gru(2, dtype), lstm(2, dtype, gate_order="ifco", forget_bias=1.0)),
-            lstm(3, dtype, 4, cell_clip=0.3),
-            Bidirectional(
-                Stack([gru(4, dtype, reset_after=True), lstm(2, dtype, 4)]),
-                Stack(
-                    [
-                        lstm(5, dtype),
-                        Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5, reset_after=True)),  # both ways, backwards
-                    ]
-                ),
+    "Stack": lambda dtype: stack(
+        Bidirectional(gru(2, dtype), lstm(2, dtype, gate_order="ifco", forget_bias=1.0)),
+        lstm(3, dtype, 4, cell_clip=0.3),
+        Bidirectional(
+            stack(gru(4, dtype, reset_after=True), lstm(2, dtype, 4)),
+            stack(
+                lstm(5, dtype),
+                Bidirectional(gru(1, dtype, 5), gru(1, dtype, 5, reset_after=True)),  # both ways, backwards
             ),
-        ]
+        ),
     ),
 }
 LAYERS |= {
     "Dense": lambda dtype: dense(4, dtype, activation="tanh"),
-    "Classifier": lambda dtype: Stack(
-        [
-            dense(5, dtype, activation="relu"),
-            lstm(4, dtype, 5),
-            dense(3, dtype, 4, activation="softmax", last=True),
-        ]
+    "Classifier": lambda dtype: stack(
+        dense(5, dtype, activation="relu"),
+        lstm(4, dtype, 5),
+        dense(3, dtype, 4, activation="softmax", last=True),
     ),
-    "Both ends": lambda dtype: Stack(
-        [
-            Bidirectional(gru(3, dtype), lstm(3, dtype)),
-            Stack(
-                [
-                    Bidirectional(gru(2, dtype, 6), Bidirectional(gru(1, dtype, 6), gru(1, dtype, 6))),
-                    dense(3, dtype, 4, activation="sigmoid", last="ends"),
-                ]
-            ),
-        ]
+    "Both ends": lambda dtype: stack(
+        Bidirectional(gru(3, dtype), lstm(3, dtype)),
+        stack(
+            Bidirectional(gru(2, dtype, 6), Bidirectional(gru(1, dtype, 6), gru(1, dtype, 6))),
+            dense(3, dtype, 4, activation="sigmoid", last="ends"),
+        ),
     ),
-    "Head": lambda dtype: Stack(  # dense layers that make something of a row without steps
-        [
-            dense(4, dtype, activation="relu"),
-            Bidirectional(Stack([gru(3, dtype, 4), dense(2, dtype, 3, activation="tanh")]), dense(2, dtype, 4)),
-            dense(4, dtype, 4, activation="softmax"),
-            Stack([dense(3, dtype, 4, activation="sigmoid"), dense(2, dtype, 3, activation="tanh", last=True)]),
-        ]
+    "Head": lambda dtype: stack(  # dense layers that make something of a row without steps
+        dense(4, dtype, activation="relu"),
+        Bidirectional(stack(gru(3, dtype, 4), dense(2, dtype, 3, activation="tanh")), dense(2, dtype, 4)),
+        dense(4, dtype, 4, activation="softmax"),
+        stack(dense(3, dtype, 4, activation="sigmoid"), dense(2, dtype, 3, activation="tanh", last=True)),
     ),
-    "Dense within": lambda dtype: Stack(
-        [
-            Bidirectional(Stack([dense(4, dtype, activation="softmax"), gru(3, dtype, 4)]), dense(3, dtype)),
-            dense(2, dtype, 6, activation="sigmoid"),
-            gru(3, dtype, 2, reverse=True),
-            dense(2, dtype, 3),
-        ]
+    "Dense within": lambda dtype: stack(
+        Bidirectional(stack(dense(4, dtype, activation="softmax"), gru(3, dtype, 4)), dense(3, dtype)),
+        dense(2, dtype, 6, activation="sigmoid"),
+        gru(3, dtype, 2, reverse=True),
+        dense(2, dtype, 3),
     ),
 }
 LAYERS |= {
     "RNN": lambda dtype: rnn(4, dtype, activation="softsign"),
     "Projected": lambda dtype: lstm(5, dtype, use_peephole=True, cell_clip=0.7, proj_size=3, proj_clip=0.3),
-    "Variants": lambda dtype: Stack(
-        [
-            Bidirectional(
-                lstm(4, dtype, coupled=True, use_peephole=True, forget_bias=0.7),
-                rnn(4, dtype, activation=("leaky_relu", 0.3)),
-            ),
-            gru(3, dtype, 8, activation="elu", recurrent_activation=("hard_sigmoid", 0.2, 0.5)),
-            Bidirectional(
-                lstm(4, dtype, 3, coupled=True, proj_size=2, activation="softplus"),
-                lstm(3, dtype, 3, proj_size=2, gate_order="ifco", recurrent_activation="hard_sigmoid"),
-            ),
-            gru(3, dtype, 4, reset_after=True, activation="selu", recurrent_activation="tanh", reverse=True),
-        ]
+    "Variants": lambda dtype: stack(
+        Bidirectional(
+            lstm(4, dtype, coupled=True, use_peephole=True, forget_bias=0.7),
+            rnn(4, dtype, activation=("leaky_relu", 0.3)),
+        ),
+        gru(3, dtype, 8, activation="elu", recurrent_activation=("hard_sigmoid", 0.2, 0.5)),
+        Bidirectional(
+            lstm(4, dtype, 3, coupled=True, proj_size=2, activation="softplus"),
+            lstm(3, dtype, 3, proj_size=2, gate_order="ifco", recurrent_activation="hard_sigmoid"),
+        ),
+        gru(3, dtype, 4, reset_after=True, activation="selu", recurrent_activation="tanh", reverse=True),
     ),
 }
 DEPTH = {"Variants": 4, "Reverse": 4, "Stack": 4, "Classifier": 3, "Both ends": 3, "Dense within": 5}
 STREAMING = {
     **{name: LAYERS[name] for name in ("LSTM", "LSTM with all", "GRU", "GRU after")},
-    "Stack": lambda dtype: Stack(
-        [lstm(4, dtype, gate_order="ifco"), Stack([gru(3, dtype, 4), gru(3, dtype, 3, reset_after=True)])]
+    "Stack": lambda dtype: stack(
+        lstm(4, dtype, gate_order="ifco"), stack(gru(3, dtype, 4), gru(3, dtype, 3, reset_after=True))
     ),
     "Dense": LAYERS["Dense"],
     "Classifier": LAYERS["Classifier"],
     "Projected": LAYERS["Projected"],
-    "Variants": lambda dtype: Stack(
-        [
-            lstm(4, dtype, coupled=True, use_peephole=True, recurrent_activation="hard_sigmoid"),
-            gru(3, dtype, 4, activation="elu"),
-            lstm(3, dtype, 3, coupled=True, proj_size=4, activation="softsign"),
-            rnn(3, dtype, 4, activation="relu"),
-        ]
+    "Variants": lambda dtype: stack(
+        lstm(4, dtype, coupled=True, use_peephole=True, recurrent_activation="hard_sigmoid"),
+        gru(3, dtype, 4, activation="elu"),
+        lstm(3, dtype, 3, coupled=True, proj_size=4, activation="softsign"),
+        rnn(3, dtype, 4, activation="relu"),
     ),
 }
 

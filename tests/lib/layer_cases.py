@@ -64,6 +64,11 @@ def dense(inputs, outputs, dtype, activation=None, seed=0, **options):
     return Dense(w.astype(dtype), b.astype(dtype), activation, **options)
 
 
+def stack(*layers):
+    """Return a stack of these layers."""
+    return Stack(layers)
+
+
 LAYERS = {
     "lstm": lambda I, H, dtype, **more: lstm(I, H, dtype, **more),
     "lstm without peepholes": lambda I, H, dtype, **more: lstm(I, H, dtype, peephole=False, **more),
@@ -85,29 +90,25 @@ LAYERS = {
     "bidirectional gru reset after": lambda I, H, dtype, **_: Bidirectional(
         reset_after(I, H, dtype), reset_after(I, H, dtype, 1)
     ),
-    "stack": lambda I, H, dtype, **more: Stack(
-        [
-            lstm(I, H, dtype, **more),
-            Bidirectional(gru(H, H + 1, dtype), lstm(H, H + 1, dtype, 1, **more)),
-            reset_after(2 * H + 2, H + 2, dtype),
-            gru(H + 2, H, dtype, 2),
-        ]
+    "stack": lambda I, H, dtype, **more: stack(
+        lstm(I, H, dtype, **more),
+        Bidirectional(gru(H, H + 1, dtype), lstm(H, H + 1, dtype, 1, **more)),
+        reset_after(2 * H + 2, H + 2, dtype),
+        gru(H + 2, H, dtype, 2),
     ),
     "bidirectional stack": lambda I, H, dtype, **more: Bidirectional(
-        Stack([gru(I, H, dtype), lstm(H, 3, dtype, **more)]), Stack([lstm(I, H, dtype, 1, **more), rnn(H, 3, dtype, 1)])
+        stack(gru(I, H, dtype), lstm(H, 3, dtype, **more)), stack(lstm(I, H, dtype, 1, **more), rnn(H, 3, dtype, 1))
     ),
     **{
         f"dense {activation or 'alone'}": lambda I, H, dtype, activation=activation, **_: dense(I, H, dtype, activation)
         for activation in ACTIVATIONS
     },
-    "stack with dense": lambda I, H, dtype, **more: Stack(
-        [
-            dense(I, H, dtype, "tanh"),
-            Bidirectional(Stack([gru(H, H, dtype), dense(H, 3, dtype, "sigmoid")]), lstm(H, 3, dtype, **more)),
-            dense(6, H, dtype, "relu", 1),
-            gru(H, H, dtype, 1),
-            dense(H, H, dtype, "softmax", 2),
-        ]
+    "stack with dense": lambda I, H, dtype, **more: stack(
+        dense(I, H, dtype, "tanh"),
+        Bidirectional(stack(gru(H, H, dtype), dense(H, 3, dtype, "sigmoid")), lstm(H, 3, dtype, **more)),
+        dense(6, H, dtype, "relu", 1),
+        gru(H, H, dtype, 1),
+        dense(H, H, dtype, "softmax", 2),
     ),
 }
 STREAMED = {
@@ -118,8 +119,8 @@ STREAMED = {
     "GRU that resets after": reset_after,
     "RNN": lambda I, H, dtype: rnn(I, H, dtype, activation="softsign"),
     "Dense": lambda I, H, dtype: dense(I, H, dtype, "softmax"),
-    "Stack": lambda I, H, dtype: Stack(
-        [dense(I, 7, dtype, "relu"), Stack([lstm(7, 33, dtype), gru(33, 20, dtype)]), dense(20, H, dtype, "tanh")]
+    "Stack": lambda I, H, dtype: stack(
+        dense(I, 7, dtype, "relu"), stack(lstm(7, 33, dtype), gru(33, 20, dtype)), dense(20, H, dtype, "tanh")
     ),
 }
 """Layers that can be streams."""
@@ -159,6 +160,13 @@ def reversed_cell(layer):
     return type(layer)(**(layer._arguments() | {"reverse": True}))
 
 
+IN_ANY_DIRECTION = LAYERS | {
+    "reverse lstm": lambda I, H, dtype: reversed_cell(lstm(I, H, dtype)),
+    "reverse gru": lambda I, H, dtype: reversed_cell(gru(I, H, dtype)),
+    "bidirectional with dense": lambda I, H, dtype: Bidirectional(
+        stack(gru(I, H, dtype), dense(H, 3, dtype)), stack(lstm(I, H, dtype), dense(H, 3, dtype))
+    ),
+}
 CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))]
 SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
 
@@ -201,3 +209,14 @@ def run_all(layer, x, state, d_y=None, **options):
     d_last = like(last, lambda a: rng("d", a.shape).standard_normal(a.shape).astype(layer.dtype))
     d_x, d_state, grads = layer.backward(tape, d_y, d_last)
     return [y, d_x], [*leaves(last), *leaves(d_state)], [*grads.values()]
+
+
+def drawn_mask(g, T, B):
+    """Rows of every kind: any steps, all, none, padded at the left, at the right, at both ends."""
+    mask = g.random((T, B)) < g.uniform(0.2, 0.9, B)
+    t = np.arange(T)
+    for b, kind in enumerate(g.integers(0, 7, B)):
+        start, stop = sorted(g.integers(0, T + 1, 2))
+        row = {0: t >= 0, 1: t < 0, 2: t >= start, 3: t < stop, 4: (t >= start) & (t < stop)}.get(int(kind), mask[:, b])
+        mask[:, b] = row
+    return mask

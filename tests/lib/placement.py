@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
 from onnx_export.nodes import bodies, graphs
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 CAPTURED_MOST = 32  # inputs of a Concat
-DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 
 
 def fallbacks(model: ModelProto) -> list[str]:
@@ -101,7 +100,7 @@ def _why_not(node: NodeProto, types: Mapping[str, int], opset: int) -> str:
             kind = TensorProto.DataType.Name(types.get(name, 0)).lower()
             if kind not in row[parameter].split():
                 return f"no kernel for {name} of type {kind}"
-    return _why_no_cudnn(node) if node.op_type in DEFAULT_ACTIVATIONS else ""
+    return _why_no_cudnn(node) if node.op_type in ("LSTM", "GRU", "RNN") else ""
 
 
 def _matches(versions: str, since: int) -> bool:
@@ -117,23 +116,12 @@ def _formal(parameters: list[onnx.defs.OpSchema.FormalParameter], count: int) ->
 
 
 def _why_no_cudnn(node: NodeProto) -> str:
-    """Return why cuDNN does not compute an LSTM, GRU or RNN, by onnxruntime's own rules, or an empty text."""
-    attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
-    if unknown_attributes := attributes.keys() & {"clip", "activation_alpha", "activation_beta"}:
-        return f"cuDNN has no {', '.join(sorted(unknown_attributes))}"
-    default_activations = DEFAULT_ACTIVATIONS[node.op_type]
-    activations = [name.lower() for name in attributes.get("activations", default_activations)]
-    if activations != default_activations * (len(activations) // len(default_activations)):
-        return f"cuDNN has no activations but {', '.join(default_activations)}"
+    """Return why cuDNN may not compute an LSTM, GRU or RNN, by onnxruntime's own rules, or an empty text."""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if others := attributes.keys() - {"hidden_size", "direction", "linear_before_reset"}:
+        return f"cuDNN is not known to have {', '.join(sorted(others))}"
     if node.op_type == "GRU" and attributes.get("linear_before_reset", 0) != 1:
         return "cuDNN resets after the product (linear_before_reset=1)"
-    if node.op_type == "LSTM" and attributes.get("input_forget", 0) != 0:
-        return "cuDNN has no input_forget"
     if node.op_type == "LSTM" and len(node.input) > 7 and node.input[7]:
         return "cuDNN has no peephole"
     return ""
-
-
-def _plain(attribute: AttributeProto) -> object:
-    value = helper.get_attribute_value(attribute)
-    return [part.decode() for part in value] if attribute.type == AttributeProto.STRINGS else value

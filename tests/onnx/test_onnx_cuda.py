@@ -120,24 +120,21 @@ def changed(change, **options):
     return fallbacks(model)
 
 
-def test_an_op_without_a_kernel_is_found_within_a_loop():
-    def change(model):
+def test_ops_and_types_without_a_kernel_are_found_within_a_loop():
+    def other_op(model):
         (tanh,) = (each for each in steps(model) if each.op_type == "Tanh")
         tanh.op_type = "Sinh"
 
-    (found,) = changed(change)
-    assert found.startswith("Sinh") and found.endswith("no kernel for it is known")
-
-
-def test_a_type_without_a_kernel_is_found_within_a_loop():
-    def change(model):
+    def other_type(model):
         step = steps(model)
         step.append(helper.make_node("Constant", [], ["ints"], value=helper.make_tensor("ints", 7, [1], [1])))
         step.append(helper.make_node("Cast", [next(each.output[0] for each in step if each.op_type == "Tanh")],
                                      ["whole"], to=onnx.TensorProto.INT64))  # fmt: skip
         step.append(helper.make_node("Sum", ["whole", "ints"], ["summed"], name="odd"))
 
-    assert changed(change) == ["Sum odd: no kernel for whole of type int64"]
+    (found,) = changed(other_op)
+    assert found.startswith("Sinh") and found.endswith("no kernel for it is known")
+    assert changed(other_type) == ["Sum odd: no kernel for whole of type int64"]
 
 
 def test_a_version_without_a_kernel_is_found():
@@ -145,32 +142,6 @@ def test_a_version_without_a_kernel_is_found():
     assert "19+" in KERNELS["Scan"] and onnx.defs.get_schema("Scan", 21, "").since_version == 21
     model = onnx_export.build("block_gru", sizes=SIZES, static=True, opset=21)
     assert any("Scan" in found and "no kernel for version 21" in found for found in fallbacks(model))
-
-
-@pytest.mark.parametrize(
-    ("op_type", "attrs", "peephole", "expected"),
-    [
-        ("GRU", {}, False, "cuDNN resets after the product"),
-        ("GRU", {"linear_before_reset": 1}, False, ""),
-        ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]}, False, "cuDNN has no activations but"),
-        ("LSTM", {}, False, ""),
-        ("LSTM", {}, True, "cuDNN has no peephole"),
-        ("LSTM", {"clip": 3.0}, False, "cuDNN has no clip"),
-        ("LSTM", {"input_forget": 1}, False, "cuDNN has no input_forget"),
-        ("LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]}, False, ""),
-        ("LSTM", {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, False, "cuDNN has no activations but"),
-        ("LSTM", {"activation_alpha": [0.1]}, False, "cuDNN has no activation_alpha"),
-    ],
-)
-def test_rules_for_onnx_own(op_type, attrs, peephole, expected):
-    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * rank)
-              for name, rank in (("x", 3), ("w", 3), ("r", 3), ("p", 2))]  # fmt: skip
-    names = ["x", "w", "r", "", "", "", "", "p"] if peephole else ["x", "w", "r"]
-    node = helper.make_node(op_type, names, ["y"], name="n", hidden_size=3, **attrs)
-    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * 4)
-    graph = helper.make_graph([node], "g", inputs, [result])
-    found = fallbacks(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
-    assert len(found) == bool(expected) and all(expected in entry for entry in found)
 
 
 def test_sizes_at_run_time_are_found():

@@ -45,7 +45,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.meet(3)
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))
 @pytest.mark.parametrize("loop", LOOPS)
@@ -120,6 +120,7 @@ def dense_layers_of(inputs, outputs, last):
     return Stack([gru(2, "float64", inputs), below, gru(2, "float64", inputs), head])
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize(("inputs", "outputs", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(
@@ -243,6 +244,7 @@ UNUSUAL = {  # activations that onnx.reference does not have
 }
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("sizes", [{}, {"T": T, "B": B}], ids=["free", "fixed"])
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("lengths", [True, False])

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from export_cases import LAYERS, lstm
+from refusals import refusal
 
 import onnx_export
 from blockcell import LSTM, Bidirectional, Stack
@@ -36,34 +37,33 @@ def test_mistakes(options, message, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_native_refusals_that_depend_on_the_layer():
-    plain = lstm(4, "float32")
-    with pytest.raises(ValueError, match="export: loop='native' is not possible with reset; expected 'scan'"):
-        onnx_export.export(plain, None, loop="native", reset=True)
-    with pytest.raises(ValueError, match=r"export: 1\.bw: loop='native' is not exact"):
-        clipped = lstm(4, "float32", 4, cell_clip=0.3)
-        onnx_export.export(Stack([plain, Bidirectional(lstm(4, "float32", 4), clipped)]), None, loop="native")
+PLAIN, BOTH = lstm(4, "float32"), LAYERS["Bidirectional"]("float32")
+MODULE = type("LSTM", (), {"__module__": "torch.nn.modules.rnn", "state_dict": dict})()  # what only looks like it
+NO_LAYER = "expected an LSTM, GRU, RNN, Dense, B"
 
 
-@pytest.mark.parametrize("what", ["LSTM", None, np.zeros(3), LSTM])
-def test_what_is_no_layer(what):
-    with pytest.raises(TypeError, match=r"export: layer is of type .*; expected an LSTM, GRU, RNN, Dense, B"):
-        onnx_export.export(what, None)
-
-
-def test_modules_of_torch():
-    module = type("LSTM", (), {"__module__": "torch.nn.modules.rnn", "state_dict": dict})()
-    message = r"layer is of type torch\.nn\.modules\.rnn\.LSTM; expected .* Stack: convert\.from_torch\(layer\) makes"
-    with pytest.raises(TypeError, match=message):
-        onnx_export.export(module, None)
-
-
-def test_backward_directions_do_not_stream():
-    layer = LAYERS["Bidirectional"]("float32")
-    with pytest.raises(TypeError, match="export: layer is a Bidirectional, which begins at the last step"):
-        onnx_export.export(layer, None, streaming=True)
-    with pytest.raises(TypeError, match=r"export: 0 is a Bidirectional, which begins at the last step"):
-        onnx_export.export(Stack([layer]), None, streaming=True)
+@pytest.mark.parametrize(
+    ("layer", "options", "said"),
+    [
+        (PLAIN, {"loop": "native", "reset": True}, "ValueError: loop='native' is not possible with reset; expected"),
+        (
+            Stack([PLAIN, Bidirectional(lstm(4, "float32", 4), lstm(4, "float32", 4, cell_clip=0.3))]),
+            {"loop": "native"},
+            "ValueError: export: 1.bw: loop='native' is not exact",
+        ),
+        (BOTH, {"streaming": True}, "TypeError: export: layer is a Bidirectional, which begins at the last step"),
+        (Stack([BOTH]), {"streaming": True}, "TypeError: export: 0 is a Bidirectional, which begins at the last step"),
+        ("LSTM", {}, f"TypeError: export: layer is of type str; {NO_LAYER}"),
+        (None, {}, f"TypeError: export: layer is of type NoneType; {NO_LAYER}"),
+        (np.zeros(3), {}, f"TypeError: export: layer is of type ndarray; {NO_LAYER}"),
+        (LSTM, {}, f"TypeError: export: layer is of type ABCMeta; {NO_LAYER}"),
+        (MODULE, {}, f"TypeError: export: layer is of type torch.nn.modules.rnn.LSTM; {NO_LAYER}"),
+        (MODULE, {}, "TypeError: Stack: convert.from_torch(layer) makes"),
+    ],
+)
+def test_layers(layer, options, said):
+    with refusal(said):
+        onnx_export.export(layer, None, **options)
 
 
 def test_paths_that_cannot_be_written(tmp_path):

@@ -143,11 +143,7 @@ X = np.zeros((4, 2, 3), np.float32)
     [
         ({}, TypeError, "Bidirectional: x missing; expected x, state, lengths"),
         ({"x": X, "inputs": X}, TypeError, "Bidirectional: inputs unknown; expected x, state, lengths"),
-        (
-            {"x": X, "reset": X},
-            TypeError,
-            "Bidirectional: reset unknown; expected x, state, lengths; the model was exported without reset",
-        ),
+        ({"x": X, "reset": X}, TypeError, "Bidirectional: reset unknown; expected x, state, lengths; the model was ex"),
         ({"x": X[0]}, ValueError, "x has shape (2, 3); expected (T, B, 3)"),
         ({"x": X[:, :, :2]}, ValueError, "x has shape (4, 2, 2); expected (T, B, 3)"),
         ({"x": X.astype(np.float64)}, TypeError, "x has dtype float64; expected float32; x.astype(np.float32) "),

@@ -17,28 +17,6 @@ import gpu_check  # noqa: E402
 sys.path[:] = PATHS  # to which they add this checkout, which need not be where the package is
 
 
-# ------------------------------------------------------------------------------------------------------------ providers
-@pytest.mark.parametrize(
-    ("here", "asked", "expected"),
-    [
-        (["cpu", "cuda", "webgpu"], None, "cuda"),
-        (["cpu", "webgpu"], None, "webgpu"),
-        (["cpu", "webgpu"], "webgpu", "webgpu"),
-        (["cpu"], "cpu", "cpu"),
-        (["cpu"], None, "provider 'cuda': install it\nprovider 'webgpu': install it"),
-        (["cpu"], "webgpu", "provider 'webgpu': install it"),
-    ],
-)
-def test_provider(monkeypatch, here, asked, expected):
-    """The one that is chosen, or what the program says at its end."""
-    monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider in here else "install it")
-    try:
-        found = gpu_check.choose_provider(asked)
-    except SystemExit as end:
-        found = end.code
-    assert found == expected
-
-
 @pytest.mark.parametrize("ok", [True, False])
 def test_page(monkeypatch, tmp_path, ok):
     """It has the largest error of a dtype, and every result that is out of bounds."""

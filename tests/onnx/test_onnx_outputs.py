@@ -47,21 +47,7 @@ def test_what_is_refused(nodes, expected):
         check_model(model_of(nodes))
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        "y = Add (a, w)",
-        "v = Neg (a) y = blockcell.Copy (v)",
-        SCAN.format("y1 = Neg (x)"),
-        """n = Constant <value = int64 {2}> () go = Constant <value = bool {1}> () last, y = Loop <body = step
-           (int64 t, bool on, float s) => (bool on1, float s1, float y1)
-           { on1 = Identity (on) s1 = Neg (s) v = Gather (a, t) y1 = Add (v, s) }> (n, go, w0)""",
-    ],
-)
-def test_what_is_taken(nodes):
-    check_model(model_of(nodes))
-
-
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize(("op", "loop"), FORMS)
 def test_ops(op, loop, static):
@@ -74,6 +60,7 @@ def test_ops(op, loop, static):
                 assert constant_outputs(model) == []
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize("lengths", [True, False])
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("name", LAYERS)

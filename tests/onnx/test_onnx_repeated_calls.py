@@ -1,8 +1,7 @@
 """Calls of one session with arrays of other sizes in between give their bits again.
 
 onnxruntime plans its memory by the sizes of a session's first calls; its issue 18672 reports other results in later
-ones, of a GRU. So every form is called with sizes A, B, A and B: 8,900 results of later calls are compared, more
-with `pytest -m more`.
+ones, of a GRU. So forms are called with sizes A, B, A and B; `pytest -m more` calls the other forms.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ OP_FORMS = [(op, "scan", False, dtype) for op in CELLS for dtype in DTYPES]
 OP_FORMS += [(op, *form) for op in SEQUENCES for form in product(LOOPS, [False, True], DTYPES)]
 
 
+@pytest.mark.meet(2)
 @pytest.mark.parametrize(("op", "loop", "static", "dtype"), OP_FORMS)
 def test_ops(op, loop, static, dtype):
     fixed = {"T": SIZES[0]["T"]} if loop == "unroll" else {}

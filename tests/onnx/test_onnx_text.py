@@ -11,24 +11,19 @@ import onnx_export
 from onnx_export.cells import lstm
 from onnx_export.text import TextParser
 
-MISTAKES = {  # of the text of a step of the LSTM: what is replaced, where, and the message
-    "a name": ("(f_biased, f_see)", "(f_biased, f_sea)", "there is no name f_sea"),
-    "a name where the condition does not hold": ("(m, w_p)", "(m, w_pp)", "there is no name w_pp"),
-    "a line below": ("Mul (i, ci)", "Mul (i, co)", "co has no value where the line's condition holds"),
-    "another op's argument": ("Mul (i, ci)", "Mul (i, b_ru)", "b_ru has no value where the line's condition holds"),
-    "a condition": ("clip      |", "clips     |", "there is no condition clips"),
-    "an operator": ("= Clip (cs_sum", "= Clop (cs_sum", "there is no operator Clop"),
-    "brackets": (
-        "co = Activation (cs_new)",
-        "co = Activation cs_new",
-        "expected 'condition | outputs = Operator <attrib",
-    ),
-}
+MISTAKES = [  # of the text of a step of the LSTM: what is replaced, by what, and the message
+    ("(f_biased, f_see)", "(f_biased, f_sea)", "there is no name f_sea"),
+    ("(m, w_p)", "(m, w_pp)", "there is no name w_pp"),  # where the condition does not hold
+    ("Mul (i, ci)", "Mul (i, co)", "co has no value where the line's condition holds"),  # but below
+    ("Mul (i, ci)", "Mul (i, b_ru)", "b_ru has no value where the line's condition holds"),  # another op's argument
+    ("clip      |", "clips     |", "there is no condition clips"),
+    ("= Clip (cs_sum", "= Clop (cs_sum", "there is no operator Clop"),
+    ("co = Activation (cs_new)", "co = Activation cs_new", "expected 'condition | outputs = Operator <attrib"),
+]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(mistake, monkeypatch):
-    old, new, message = MISTAKES[mistake]
+@pytest.mark.parametrize(("old", "new", "message"), MISTAKES)
+def test_mistakes(old, new, message, monkeypatch):
     lines = lstm.FORWARD.step.strip().splitlines()
     [number] = [k for k, line in enumerate(lines, 1) if old in line]
     monkeypatch.setattr(lstm, "FORWARD", replace(lstm.FORWARD, step=lstm.FORWARD.step.replace(old, new)))

@@ -403,9 +403,10 @@ class Streams(Process):
             "mixed": np.where(rows % 2, rows, rows - self.batch),
             "strided": strided(rows),
             "bytes": rows.astype(np.uint8),
+            "swapped": rows.astype(">i2"),
         }[how]
 
-    ways = st.sampled_from(["array", "array", "list", "negative", "mixed", "mask", "strided", "bytes"])
+    ways = st.sampled_from(["array", "array", "list", "negative", "mixed", "mask", "strided", "bytes", "swapped"])
 
     @rule(seed=SEEDS, how=ways, form=forms, with_out=st.booleans())
     def step_rows(self, seed, how, form, with_out):

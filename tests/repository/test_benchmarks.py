@@ -61,31 +61,6 @@ def test_each_program_is_needed(program):
         assert f"benchmarks/{program.name}" in text, f"{need} does not name {program.name}"
 
 
-def test_workers_that_do_not_run(capsys):
-    class Candidate:
-        def __init__(self, missing):
-            self.missing, self.closed = missing, False
-
-        def close(self):
-            self.closed = True
-
-    runs, missing = Candidate(None), Candidate("no such package")
-    with turns.open_workers({"one": runs, "other": missing}, needed=False) as workers:
-        assert workers == {"one": runs} and not runs.closed
-    assert runs.closed and capsys.readouterr().out == "other is left out: no such package\n"
-    runs = Candidate(None)
-    with pytest.raises(SystemExit, match="other does not run here: no such package"):
-        with turns.open_workers({"one": runs, "other": missing}):
-            pytest.fail("it began")
-    assert runs.closed
-
-
-def test_tables(capsys):
-    turns.print_heads(["B", "ratio"])
-    turns.print_row([16, turns.ratio_cell([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])])
-    assert capsys.readouterr().out.splitlines() == ["| B | ratio |", "| --- | --- |", "| 16 | 2.00x, 1.50 to 2.50 |"]
-
-
 # ------------------------------------------------------------------------------------------------------------ the marks
 @pytest.mark.parametrize(
     "threads, speed, gain, disturbed",
@@ -327,16 +302,6 @@ def row(
     return dict(zip(bench.COLUMNS, line, strict=True))
 
 
-def test_files_without_spread_are_read(tmp_path):
-    """Those of earlier versions."""
-    text = (
-        "task,dtype,T,B,I,H,candidate,threads,microseconds,ratio\nLSTM inference,float32,20,4,16,16,torch,2,5.5,0.9\n"
-    )
-    (tmp_path / "a.csv").write_text(text)
-    (tmp_path / "a.json").write_text("{}")
-    assert bench.read(tmp_path / "a.csv")[0] == [row("torch", 2, ratio=0.9, us=5.5, rounds=0)]
-
-
 def test_short_means_three_of_four_rounds():
     assert bench.falls_short(row("torch", ratio=0.95, low=0.9, high=0.999))
     assert not bench.falls_short(row("torch", ratio=0.95, low=0.9, high=1.0))
@@ -367,31 +332,44 @@ def test_again_measures_what_is_short():
     ]
 
 
-def test_again_from_file_to_file(tmp_path, monkeypatch):
-    """Only what is short is measured, with the file's level, in rounds that are repeated where they are marked."""
-    about = {"cpu": "this", "level": "v3", "dtype": "float32", "date": "then", "same_threads": True}
-    bench.write(tmp_path / "grid.csv", POINTS, about)
-    asked, machine = [], Machine()
+def run_bench(monkeypatch, machine, about, ask, *arguments):
+    """Run bench.py on a machine, with workers that answer as ``ask(worker, question)`` does; return the workers."""
+    started = []
 
     class Candidate:
         missing, waited = None, 0.0
 
         def __init__(self, name, threads, **environment):
             self.name, self.threads, self.environment = name, threads, environment
+            started.append(self)
 
         def ask(self, question):
-            machine.shared = len(asked) < 3  # in the first round
-            asked.append((question[2]["H"], self.threads, self.name, self.environment["BLOCKCELL_LEVEL"]))
-            return {"blockcell": 2e-6, "torch": 3e-6, "onnxruntime": 2.5e-6}[self.name]
+            return ask(self, question)
 
         def close(self):
             pass
 
     monkeypatch.setattr(bench, "start_worker", Candidate)
     monkeypatch.setattr(turns, "watch", lambda workers: turns.Watch(workers, machine.rate))
-    monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about | {"date": "now"})
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "grid.csv"), "--rounds", "4"])
+    monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about)
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
     bench.main()
+    return started
+
+
+def test_again_from_file_to_file(tmp_path, monkeypatch):
+    """Only what is short is measured, with the file's level, in rounds that are repeated where they are marked."""
+    about = {"cpu": "this", "level": "v3", "dtype": "float32", "date": "then", "same_threads": True}
+    bench.write(tmp_path / "grid.csv", POINTS, about)
+    asked, machine = [], Machine()
+
+    def ask(worker, question):
+        machine.shared = len(asked) < 3  # in the first round
+        asked.append((question[2]["H"], worker.threads, worker.name, worker.environment["BLOCKCELL_LEVEL"]))
+        return {"blockcell": 2e-6, "torch": 3e-6, "onnxruntime": 2.5e-6}[worker.name]
+
+    now = about | {"date": "now"}
+    run_bench(monkeypatch, machine, now, ask, "--again", str(tmp_path / "grid.csv"), "--rounds", "4")
     rows, new = bench.read(tmp_path / "grid.csv")
     assert new == about | {"again": "now"}
     names = ("blockcell", "torch", "onnxruntime")
@@ -411,30 +389,16 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
 
 def test_two_builds(tmp_path, monkeypatch):
     """Each in processes of blockcell with its own path, and no peers."""
-    started = []
 
-    class Build:
-        missing, waited = None, 0.0
-
-        def __init__(self, name, threads, **environment):
-            started.append((name, threads, environment["PYTHONPATH"]))
-            self.seconds = 3e-6 if environment["PYTHONPATH"] == "old" else 2e-6
-
-        def ask(self, question):
-            return self.seconds
-
-        def close(self):
-            pass
+    def ask(worker, question):
+        return 3e-6 if worker.environment["PYTHONPATH"] == "old" else 2e-6
 
     about = {"cpu": "this", "level": "v3", "dtype": "float32"}
-    monkeypatch.setattr(bench, "start_worker", Build)
-    monkeypatch.setattr(turns, "watch", lambda workers: turns.Watch(workers, Machine().rate))
-    monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about)
     sizes = ["--tasks", "LSTM training", "--widths", "16", "--batches", "4", "--steps", "20", "--threads", "2"]
     arguments = ["--builds", "old", "new", *sizes, "--csv", str(tmp_path / "builds.csv")]
-    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
-    bench.main()
-    assert started == [("blockcell", 2, "old"), ("blockcell", 2, "new")]
+    started = run_bench(monkeypatch, Machine(), about, ask, *arguments)
+    workers = [(worker.name, worker.threads, worker.environment["PYTHONPATH"]) for worker in started]
+    assert workers == [("blockcell", 2, "old"), ("blockcell", 2, "new")]
     rows, _ = bench.read(tmp_path / "builds.csv")
     assert [figures(row)[:4] for row in rows] == [["blockcell", 2, 2.0, 1.0], ["before", 2, 3.0, 1.5]]
 
@@ -462,22 +426,6 @@ def test_the_page_says_what_holds(tmp_path):
     ):
         assert line in text.splitlines()
     assert json.loads(path.with_suffix(".json").read_text()) == about
-
-
-def test_the_page_has_times_of_each_task_once(tmp_path):
-    """From the first file that has it; of projected LSTMs as of all others."""
-    about = {"cpu": "this", "level": "v3", "dtype": "float32", "date": "then", "threads": "2", "ceiling": 100.0}
-    about |= {"compiler": "gcc", "numpy": "2", "torch": "2.14+cpu"}
-    paths, tasks = [tmp_path / f"{name}.csv" for name in ("all", "more")], ("RNN inference", "LSTM(projected) training")
-    for k, path in enumerate(paths):
-        rows = [row(who, ratio=2.0, task=task) for task in tasks[: k + 1] for who in ("blockcell", "torch")]
-        bench.write(path, [row | {"B": B} for row in rows for B in (1, 16)], about)
-    lines = report.cpu_page(paths).splitlines()
-    for task in tasks:
-        assert lines.count(f"| {task} | 100 | 100 |") == 1
-    first, second = (lines.index(f"| {task} | 100 | 100 |") for task in tasks)
-    assert first < lines.index("## more") < second
-    assert lines.count("| task | H = 16, B = 1 | H = 16, B = 16 |") == 2
 
 
 @pytest.mark.peers
@@ -528,17 +476,3 @@ def test_onnxruntime_is_limited_to_avx2(level, tmp_path, monkeypatch):
     if level == "v3":
         with pytest.raises(ImportError, match="cannot be limited"), candidates.without_avx512():
             pass
-
-
-def test_picture_of_ratios_can_be_read_on_a_telephone(tmp_path, monkeypatch):
-    """In 400 pixels letters have 9 pixels at least, and no text stands upon another or leaves the picture."""
-    figures, Figure = [], report.Figure
-    monkeypatch.setattr(report, "Figure", lambda **form: figures.append(Figure(**form)) or figures[-1])
-    report.plot_ratios(report.read_rows(report.FILES[0])[0], tmp_path / "ratios.png")
-    [figure], [axes] = figures, figures[0].axes
-    texts = [*axes.texts, axes.xaxis.label, *axes.get_xticklabels()]
-    assert min(text.get_fontsize() for text in texts) / 72 * 400 / figure.get_figwidth() >= 9
-    boxes = [text.get_window_extent() for text in axes.texts]
-    edges = zip(boxes[::2], boxes[1::2], strict=True)
-    assert all(name.x0 > 0 and name.x1 < median.x0 and median.x1 < figure.bbox.x1 for name, median in edges)
-    assert all(below.y1 < above.y0 for above, below in zip(boxes[::2], boxes[2::2], strict=False))

@@ -174,6 +174,7 @@ def test_what_has_not_changed_is_not_translated_again(setup, monkeypatch, tmp_pa
 @CAN_COMPILE
 def test_objects_are_used_again(setup, monkeypatch, tmp_path):
     """By editable and other installs, until the source or the compiler's flags change."""
+    monkeypatch.setattr(setup, "FLAGS", ["-O0"])
     source = tmp_path / "pyx" / "_team.pyx"  # one of those that are compiled for one level alone
     source.parent.mkdir()
     source.write_text("first = 1")
@@ -208,7 +209,18 @@ def test_objects_are_used_again(setup, monkeypatch, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- Makefile
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run make in a folder that has what it reads, as old as in the checkout."""
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        shutil.copy2(ROOT / name, folder)
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+
+
+@needs_make
 @pytest.mark.parametrize(
     ("there", "target", "wanted", "compiled"),
     [
@@ -226,13 +238,10 @@ def test_objects_are_used_again(setup, monkeypatch, tmp_path):
     ],
 )
 def test_make_compiles_what_is_missing(tmp_path, there, target, wanted, compiled):
-    for name in ("Makefile", "pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv").mkdir()
     for name in ("tools", *there):
         (tmp_path / ".venv" / name).touch()
-    environment = os.environ | {"BLOCKCELL_LEVELS": wanted}
-    result = subprocess.run(["make", "-n", target], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    result = make(tmp_path, "-n", target, BLOCKCELL_LEVELS=wanted)
     assert result.returncode == 0, result.stderr
     runs = [line for line in result.stdout.splitlines() if "pip install" in line]
     assert [line.split()[0] for line in runs] == [f"BLOCKCELL_LEVELS={compiled}"] * (compiled is not None)
@@ -241,27 +250,23 @@ def test_make_compiles_what_is_missing(tmp_path, there, target, wanted, compiled
 OLD = "#!/bin/sh\ntest $1 = --version || exit 1\necho Python 3.10.12\n"  # which is too old
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@needs_make
 @pytest.mark.parametrize("goal", ["demo", "test"])
 def test_make_refuses_an_old_python(tmp_path, goal):
-    for name in ("Makefile", "pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / name, tmp_path)
     old = tmp_path / "python3.10"
     old.write_text(OLD)
     old.chmod(0o755)
-    result = subprocess.run(["make", goal, f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
+    result = make(tmp_path, goal, f"PYTHON={old}")
     message = f"blockcell needs Python 3.11 or later, and {old} is Python 3.10.12: say which one to use"
     assert result.returncode
     assert f"{message}, as in make {goal} PYTHON=python3.11" in result.stderr.splitlines()
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@needs_make
 @pytest.mark.parametrize("there", [None, "old", "without pip", "fit"])
 def test_make_replaces_an_old_environment(tmp_path, there):
     """And one that Debian's Python has left without pip, as it lacks ensurepip."""
-    for name in ("Makefile", "pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     python, new = tmp_path / ".venv" / "bin" / "python", tmp_path / "new"
     if there:
@@ -270,6 +275,6 @@ def test_make_replaces_an_old_environment(tmp_path, there):
         python.chmod(0o755)
     new.write_text('#!/bin/sh\ntest $1 = -c || echo "$@"\n')
     new.chmod(0o755)
-    result = subprocess.run(["make", ".venv/tools", f"PYTHON={new}"], cwd=tmp_path, capture_output=True, text=True)
+    result = make(tmp_path, ".venv/tools", f"PYTHON={new}")
     made = [] if there == "fit" else ["-m venv --clear .venv"]  # by a program that only says what it would do
     assert [line for line in result.stdout.splitlines() if line.startswith("-m")] == made

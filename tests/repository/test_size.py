@@ -12,7 +12,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "blockcell/convert": 6740,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5515,
-    "tests": 44050,
+    "tests": 42850,
     "tools": 3735,
     "benchmarks": 3790,
     "examples": 2870,

@@ -23,7 +23,7 @@ from torch_cases import MARKS  # noqa: E402
 
 import blockcell.torch  # noqa: E402
 from blockcell import convert  # noqa: E402
-from blockcell.convert import ConversionError, shared  # noqa: E402
+from blockcell.convert import ConversionError  # noqa: E402
 from blockcell.convert import torch as converter  # noqa: E402
 
 pytestmark = MARKS
@@ -794,92 +794,3 @@ def test_the_context_is_left_alone():
             assert torch.get_float32_matmul_precision() == precision
         finally:
             torch.set_float32_matmul_precision("highest")
-
-
-# ------------------------------------------------------------------------------------------- mutants of the conversion
-def mutate_orders(kind, order):
-    return lambda patch: patch.setitem(shared.ORDERS, f"PyTorch {kind}", order)
-
-
-def mutate_suffixes(change):
-    suffixes = converter._suffixes
-    return lambda patch: patch.setattr(converter, "_suffixes", lambda *args: change(suffixes(*args)))
-
-
-def mutate_cell(change):
-    """Change the arguments of make_cell: kernel, recurrent kernel, biases, options."""
-    make_cell = converter.make_cell
-
-    def make(layout, *arrays, **options):
-        return make_cell(layout, *change([*arrays], options), **options)
-
-    return lambda patch: patch.setattr(converter, "make_cell", make)
-
-
-def drop(index):
-    return lambda arrays, options: [*arrays[:index], 0 * arrays[index], *arrays[index + 1 :]]
-
-
-def change_option(name, change):
-    def change_options(arrays, options):
-        options[name] = change(options[name])
-        return arrays
-
-    return change_options
-
-
-def only_candidate(arrays, options):
-    """Drop b_hc, the last third of the recurrent bias."""
-    arrays[3] = arrays[3] * (np.arange(len(arrays[3])) < len(arrays[3]) * 2 // 3)
-    return arrays
-
-
-MUTANTS = {
-    "r and u swapped": ("GRU", {}, mutate_orders("GRU", "urc")),
-    "f and i swapped": ("LSTM", {}, mutate_orders("LSTM", "fico")),
-    "o and c swapped": ("LSTM", {}, mutate_orders("LSTM", "ifoc")),
-    "directions swapped": ("GRU", {"bidirectional": True}, mutate_suffixes(lambda s: [each[::-1] for each in s])),
-    "a direction twice": ("LSTM", {"bidirectional": True}, mutate_suffixes(lambda s: [each[:1] * 2 for each in s])),
-    "layers swapped": ("LSTM", {"num_layers": 2}, mutate_suffixes(lambda s: s[::-1])),
-    "a layer dropped": ("GRU", {"num_layers": 2}, mutate_suffixes(lambda s: s[:1])),
-    "bias_ih dropped": ("RNN", {}, mutate_cell(drop(2))),
-    "bias_hh dropped": ("LSTM", {}, mutate_cell(drop(3))),
-    "b_hc dropped": ("GRU", {}, mutate_cell(only_candidate)),
-    "reset before": ("GRU", {}, mutate_cell(change_option("reset_after", lambda _: False))),
-    "recurrent kernel transposed": ("RNN", {}, mutate_cell(lambda a, _: [a[0], a[1].T, *a[2:]])),
-    "kernels swapped": ("LSTM", {}, mutate_cell(lambda a, _: [a[1], a[0], *a[2:]])),
-    "nonlinearity": ("RNN", {}, mutate_cell(change_option("activation", lambda _: "relu"))),
-    "projection": ("LSTM", {"proj_size": 3}, mutate_cell(change_option("w_p", lambda w: w[::-1]))),
-}
-
-
-@pytest.mark.parametrize("around", [False, True])
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutants_of_the_conversion(mutant, around, monkeypatch):
-    """The comparison alone refuses what they give, of a module and of a part of a model."""
-    kind, options, mutate = MUTANTS[mutant]
-    rnn = getattr(nn, kind)(4, 4, **options)
-    model = Model(lambda m, x: m.head(m.rnn(x)[0]), rnn, head=nn.LazyLinear(3)) if around else rnn
-    with warnings.catch_warnings(action="ignore"):
-        if around:
-            model(torch.randn(5, 3, 4))
-        convert.from_torch(model)
-        mutate(monkeypatch)
-        with pytest.raises(ConversionError, match="computes something else"):
-            convert.from_torch(model)
-
-
-@pytest.mark.parametrize("swapped", [True, False])
-def test_mutants_of_initial_states(swapped, monkeypatch):
-    """The states in another order, or not there."""
-    initial_state = converter._initial_state
-
-    def mutant(source, layer, names):
-        return initial_state(source, layer, names[::-1]) if swapped else None
-
-    states = {name: nn.Parameter(torch.randn(1, 1, 4)) for name in ("h0", "c0")}
-    model = Model(lambda m, x: m.rnn(x, tuple(s.repeat(1, x.shape[1], 1) for s in (m.h0, m.c0)))[0], **states)
-    convert.from_torch(model, initial_state=("h0", "c0"))
-    monkeypatch.setattr(converter, "_initial_state", mutant)
-    with pytest.raises(ConversionError, match="computes something else"):
-        convert.from_torch(model, initial_state=("h0", "c0"))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
-import pickle
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,8 @@ import numpy as np
 import pytest
 from bits import same
 from peer_cases import parts_of, state_of
-from torch_cases import MARKS
+from refusals import refusal
+from torch_cases import CHANGES_OF_WEIGHTS, MARKS, change_in_place
 
 from blockcell import convert
 
@@ -129,58 +128,6 @@ def test_bits_are_those_of_the_layer(kind, scheme, seed):
                 assert_bits(module, call, scheme)
 
 
-def save_and_load(module):
-    """Save a module by torch.save, and load it."""
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def new_values(g, module):
-    """Draw values for all parameters."""
-    bound = float(g.uniform(0.1, 1))
-    return {name: torch.from_numpy(g.uniform(-bound, bound, p.shape)).float() for name, p in module.named_parameters()}
-
-
-def change_in_place(g, module):
-    """Change some of the parameters in place."""
-    with torch.inference_mode() if g.integers(2) else torch.no_grad():
-        for parameter in module.parameters():
-            if g.integers(2):
-                parameter.mul_(float(g.uniform(-1.5, 1.5)))
-    return module
-
-
-def replace_data(g, module):
-    """Replace the data of all parameters, twice."""
-    for _ in range(2):  # the second time, memory that was freed may be had again
-        for name, values in new_values(g, module).items():
-            getattr(module, name).data = values if g.integers(2) else values.t().contiguous().t()
-    return module
-
-
-def repeat_first_gate(g, module):
-    """Give all gates the first one's recurrent weights, and set the other matrix to itself."""
-    square = module.weight_hh_l0.data[: module.hidden_size]
-    module.weight_hh_l0.data = torch.cat([square] * (len(module.weight_hh_l0) // len(square)))
-    module.weight_ih_l0.data = module.weight_ih_l0.data
-    return module
-
-
-def load_values(g, module):
-    """Load drawn values."""
-    module.load_state_dict(new_values(g, module), assign=bool(g.integers(2)))
-    return module
-
-
-def replace_parameter(g, module):
-    """Replace one of the parameters."""
-    name = str(g.choice([name for name, _ in module.named_parameters()]))
-    setattr(module, name, torch.nn.Parameter(new_values(g, module)[name]))
-    return module
-
-
 def change_while_replaced(g, module):
     """Change weights without PyTorch counting it while the module is PyTorch's or not quantized."""
     back = module.quantization
@@ -214,20 +161,8 @@ def cast_to_double_and_back(g, module):
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-CHANGES = {
-    "nothing": lambda g, module: module,
-    "in place": change_in_place,
-    ".data": replace_data,
-    "repeated gate": repeat_first_gate,
-    "load_state_dict": load_values,
-    "new parameter": replace_parameter,
+CHANGES = CHANGES_OF_WEIGHTS | {
     "dtype": cast_to_double_and_back,
-    "shared memory": lambda g, module: module.share_memory(),
-    "deepcopy": lambda g, module: copy.deepcopy(module),
-    "pickle": lambda g, module: pickle.loads(pickle.dumps(module)),
-    "torch.save": lambda g, module: save_and_load(module),
-    "eval": lambda g, module: module.train().eval(),
-    "freeze": lambda g, module: [p.requires_grad_(bool(g.integers(2))) for p in module.parameters()] and module,
     "through others": change_while_replaced,
     "quantized anew": quantize_anew,
     "scheme": quantize_by_random_scheme,
@@ -411,6 +346,8 @@ def test_operators_pass_opcheck(kind):
     start = torch.tensor([[False, True, False]] * 4)
     for given, lengths, reset in (([], None, None), (states, torch.tensor([4, 0, 2]), start)):
         torch.library.opcheck(module._quantized_op._op, (SMALL, weights, True, given, lengths, reset, "int8"))
+    with pytest.raises(ValueError, match="expected"):
+        module._quantized_op._op(SMALL, weights, True, [], None, None, "int4")
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -484,23 +421,8 @@ def test_refused_weights(kind):
         module(SMALL)
     module = make_module(kind, scheme="float16")
     module.weight_ih_l0.data[1, 2] = 1e6
-    with pytest.raises(
-        ValueError, match=rf"^{prefix}its weights cannot be quantized to float16: .* is 1e\+06; expected a number"
-    ):
+    with pytest.raises(ValueError, match=rf"^{prefix}its weights cannot be quantized to float16: .* is 1e\+06; exp"):
         module(SMALL)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_of_another_kind_or_scheme_are_refused(kind):
-    """In operators that are called by hand."""
-    module, other = make_module(kind), make_module({"LSTM": "GRU", "GRU": "LSTM"}[kind])
-    operator, states = module._quantized_op._op, [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
-    inputs = SMALL, [p.detach() for p in module.parameters()], False, states, None, None
-    operator(*inputs, "int8")
-    with pytest.raises(ValueError, match=rf"blockcell: w_ih has shape \({8 * (7 - len(states) - 2)}, 5\)"):
-        operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:], "int8")
-    with pytest.raises(ValueError, match="expected"):
-        operator(*inputs, "int4")
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore
@@ -537,17 +459,17 @@ def test_schemes_by_the_names_of_modules():
     assert model["xb"].quantization == model["x"]["c"].quantization == "int8"
 
 
-WRONG = [
-    ("int4", ValueError, "quantize is 'int4'; expected one of 'float16', 'int8'"),
-    (8, TypeError, "quantize is 8; expected one of 'float16', 'int8'"),
-    ({"": "int4"}, ValueError, "quantize[''] is 'int4'; expected one of 'float16', 'int8'"),
-    ({"a": "int8"}, ValueError, "quantize has the key 'a'; expected ''"),
-]
-
-
-@pytest.mark.parametrize("quantize, error, message", WRONG)
-def test_refused_by_replace(quantize, error, message):
+@pytest.mark.parametrize(
+    ("quantize", "said"),
+    [
+        ("int4", "ValueError: blockcell.torch.replace: quantize is 'int4'; expected one of 'float16', 'int8'"),
+        (8, "TypeError: blockcell.torch.replace: quantize is 8; expected one of 'float16', 'int8'"),
+        ({"": "int4"}, "ValueError: blockcell.torch.replace: quantize[''] is 'int4'; expected one of 'float16'"),
+        ({"a": "int8"}, "ValueError: blockcell.torch.replace: quantize has the key 'a'; expected ''"),
+    ],
+)
+def test_refused_by_replace(quantize, said):
     module = torch.nn.LSTM(5, 8)
-    with pytest.raises(error, match=f"^blockcell.torch.replace: {re.escape(message)}"):
+    with refusal(said):
         nn.replace(module, quantize)
     assert type(module) is torch.nn.LSTM
