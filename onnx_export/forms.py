@@ -56,12 +56,9 @@ def _missing_cell(provider: str, c: Config) -> str:
     """Return which LSTM, GRU or RNN a GPU's provider has no kernel for, "" if it has one for the cell."""
     cell = native_cell(c.op)
     used = attributes_of(cell, [c.activation_of]).get("activations", CUDNN_ACTIVATIONS[cell])
-    if provider == "webgpu":
-        if cell not in WEBGPU_CELLS:
-            return cell
-        has_activations = WEBGPU_ACTIVATIONS.issuperset(used)
-    else:
-        has_activations = used == CUDNN_ACTIVATIONS[cell]
+    if provider == "webgpu" and cell not in WEBGPU_CELLS:
+        return cell
+    has_activations = WEBGPU_ACTIVATIONS.issuperset(used) if provider == "webgpu" else used == CUDNN_ACTIVATIONS[cell]
     if not has_activations:
         return f"{cell} with {', '.join(used)}"
     if provider == "cuda" and cell_name(c.op) == "gru":

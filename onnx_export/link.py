@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, shape_inference
 
+from blockcell.convert.onnx_graph import key_of
 from blockcell.errors import short
 from blockcell.optable import OPS
 
@@ -25,6 +26,10 @@ FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
 WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take the function of one that has its own
 NEW_OPSET = 18  # for a model that has no ONNX operators yet
+_TYPES = {  # of attributes other than float: ONNX has none that are true or false
+    "use_peephole": (AttributeProto.INT, "the integer 0 or 1"),
+    "activation": (AttributeProto.STRING, "a string"),
+}
 
 
 def link(model: ModelProto) -> ModelProto:
@@ -130,19 +135,12 @@ def _node_config(node: NodeProto, kind: int, opset: int) -> Config:
             raise ValueError(f"{_label(node)} has the attribute {attribute.name} twice")
         if attribute.ref_attr_name:
             raise ValueError(f"{_label(node)} has {attribute.name} of a function, but it is in none; expected a value")
-        value = short(helper.get_attribute_value(attribute))
-        if attribute.name == "use_peephole":  # ONNX has no attributes that are true or false
-            if attribute.type != AttributeProto.INT or attribute.i not in (0, 1):
-                raise ValueError(f"{_label(node)} has use_peephole {value}; expected the integer 0 or 1")
-            attrs[attribute.name] = bool(attribute.i)
-        elif attribute.name == "activation":
-            if attribute.type != AttributeProto.STRING:
-                raise ValueError(f"{_label(node)} has activation {value}; expected a string")
-            attrs[attribute.name] = attribute.s.decode(errors="replace")
-        elif attribute.type != AttributeProto.FLOAT:
-            raise ValueError(f"{_label(node)} has {attribute.name} {value}; expected a float")
-        else:
-            attrs[attribute.name] = attribute.f
+        value = helper.get_attribute_value(attribute)
+        expected_type, expected = _TYPES.get(attribute.name, (AttributeProto.FLOAT, "a float"))
+        if attribute.type != expected_type or (expected_type == AttributeProto.INT and value not in (0, 1)):
+            raise ValueError(f"{_label(node)} has {attribute.name} {short(value)}; expected {expected}")
+        is_text, is_integer = isinstance(value, bytes), isinstance(value, int)
+        attrs[attribute.name] = value.decode(errors="replace") if is_text else bool(value) if is_integer else value
     try:
         return op_config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, form=Form(opset=opset))
     except ValueError as error:
@@ -176,8 +174,7 @@ def _make_call(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[
 
 def _label(node: NodeProto) -> str:
     """Return how messages call a node."""
-    name = node.name or next((output for output in node.output if output), "")
-    return f"{node.op_type} node {name!r}"
+    return f"{node.op_type} node {key_of(node)!r}"
 
 
 def _untyped_message(node: NodeProto) -> str:

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import onnx
-from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
 from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
+from blockcell.convert.onnx_graph import read_model
 from blockcell.errors import short
-from blockcell.files import check, check_regular, parse
+from blockcell.files import check, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import build
@@ -112,7 +111,7 @@ class Session(BaseSession[RuntimeModel]):
     ) -> None:
         check_provider(provider)
         if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
-            op_or_model = load_model(op_or_model)
+            op_or_model = read_model(op_or_model)
         if isinstance(op_or_model, str):
             model = build(op_or_model, **build_options)
         elif not isinstance(op_or_model, ModelProto):
@@ -280,14 +279,6 @@ def warn_of_slow(name: str, model: ModelProto, provider: str) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def load_model(path: str | os.PathLike[str]) -> ModelProto:
-    check_regular(path, "an ONNX model")
-    try:
-        return onnx.load(path)
-    except (DecodeError, onnx.checker.ValidationError) as error:
-        raise ValueError(f"{os.fspath(path)} cannot be read as an ONNX model: {error}") from error
 
 
 def check_provider(provider: str) -> None:

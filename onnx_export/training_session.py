@@ -10,6 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from blockcell.convert.onnx_graph import read_model
 from blockcell.errors import short
 from blockcell.layers import Layer
 from blockcell.optable import Array
@@ -17,7 +18,7 @@ from blockcell.optable import Array
 from .call import StepCall
 from .layers.writing import check_layer_and_path
 from .runtime import KeptValues, SteppingModel, why_no_dtype
-from .session import BaseSession, check_provider, load_model, read_metadata, warn_of_slow
+from .session import BaseSession, check_provider, read_metadata, warn_of_slow
 
 
 class TrainingSession(BaseSession[SteppingModel]):
@@ -72,7 +73,7 @@ class TrainingSession(BaseSession[SteppingModel]):
         check_layer_and_path(caller, layer, None)
         if not isinstance(path, (str, os.PathLike, ModelProto)):
             raise TypeError(f"{caller}: path is of type {type(path).__name__}; expected a path or an onnx.ModelProto")
-        model = path if isinstance(path, ModelProto) else load_model(path)
+        model = path if isinstance(path, ModelProto) else read_model(path)
         call = read_metadata(model).call
         if not isinstance(call, StepCall):
             name = short(model.graph.name)

@@ -19,9 +19,9 @@ Each module imports only from those above it:
 ``torch_run.py``          a PyTorch module on random inputs, beside the layers made of it
 ``torch.py``              `from_torch`, `to_torch`
 ``onnx_activations.py``   activations of nodes, and their ``clip``
-``onnx_graph.py``         constants of a graph, and what lies between two layers
-``onnx_node.py``          an LSTM, GRU or RNN node as a layer
+``onnx_graph.py``         a graph: its constants, and which nodes move numbers
 ``onnx_run.py``           models on random inputs, node by node: the module that imports onnxruntime
+``onnx_node.py``          an LSTM, GRU or RNN node as a layer
 ``onnx_steps.py``         the layers of an ONNX graph, and their order
 ``onnx.py``               `from_onnx`, `to_onnx`
 ``hdf5_bytes.py``         what is read of HDF5 files without h5py

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from ..layers import Bidirectional, Dense, Layer, Stack
+from ..layers import Dense, Layer, Stack
 from ..layers.structure import read_state, state_sizes
 
 _RECURRENT = "LSTM)", "GRU)", "RNN)"  # what the labels of recurrent layers end with
@@ -120,9 +120,7 @@ def read_initial_state(caller: str, layers: Converted, initial_state: Any) -> An
 
 def _parts_of(layer: Layer) -> Sequence[Layer]:
     """Return the layers that a `Stack` or a `Bidirectional` consists of; none for others."""
-    if isinstance(layer, Stack):
-        return layer.layers
-    return (layer.fw, layer.bw) if isinstance(layer, Bidirectional) else ()
+    return [*getattr(layer, "_layers", {}).values()]
 
 
 def nest_states(layer: Layer, states: Iterator[Any]) -> Any:

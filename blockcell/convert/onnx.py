@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import files
-from ..errors import FormatError
 from ..gates import ORDERS, reorder
-from ..layers import LSTM, Bidirectional, Layer, Stack
+from ..layers import LSTM, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import snapshot_of
 from ..optable import Array, peephole_names
 from .comparison import NotCompared, Outcome
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
-from .onnx_graph import CALLER, OnnxGraph, graph_digest, is_recurrent
+from .onnx_graph import CALLER, OnnxGraph, graph_digest, is_recurrent, key_of, read_model
 from .onnx_node import (
     Remark,
     forget_shift,
     from_node,
     is_reset_after,
-    key_of,
     make_node_cell,
     with_forget,
 )
@@ -120,7 +118,7 @@ def from_onnx(
     """
     remarks: list[Remark] = []
     if isinstance(source, (str, os.PathLike)):
-        source = _read_file(source)
+        source = read_model(source)
     if not hasattr(source, "graph"):
         if not hasattr(source, "op_type"):
             expected = "expected the path of a model, an onnx.ModelProto or an onnx.NodeProto"
@@ -142,21 +140,6 @@ def from_onnx(
     return (layers, read_initial_state(CALLER, layers, state)) if initial_state else layers
 
 
-def _read_file(path: files.StrPath) -> onnx.ModelProto:
-    """Read the ONNX model in a file, with the arrays that it has in other files of its folder."""
-    files.check_regular(path, "an ONNX model")
-    try:
-        import onnx
-    except ImportError as error:
-        raise ImportError(f"{CALLER} reads files with onnx, which is not installed: pip install onnx") from error
-    try:
-        return onnx.load(path, format="protobuf")
-    except (MemoryError, OSError):
-        raise
-    except Exception as error:  # protobuf and onnx have several of their own
-        raise FormatError(f"{os.fsdecode(path)} cannot be read as an ONNX model: {error}") from error
-
-
 def _from_node(node: Any, initializers: Mapping[str, Any], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
     """Convert a node without a model, in a graph of it alone."""
     from onnx import helper, numpy_helper
@@ -164,7 +147,7 @@ def _from_node(node: Any, initializers: Mapping[str, Any], remarks: list[Remark]
     graph = OnnxGraph(helper.make_graph([node], "node", [], []), [helper.make_opsetid("", _NODE_OPSET)])
     graph.inputs |= {*node.input}
     values = {name: initializers[name] for name in node.input if name in initializers}
-    graph.folded[None] = dict(values)
+    graph.folded |= values
     assembly = _single(graph, graph.nodes[0], remarks, ignore_clip)
     graph.tensors |= {name: numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()}
     return assembly
@@ -224,8 +207,8 @@ def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bo
         defaults = {"state": "starts from zeros", "lengths": "takes every step"}
         without = " and ".join(text for argument, text in defaults.items() if argument in arguments)
         warnings.warn(
-            f"{CALLER}: left to the caller: {join_labels(by_call)}. Here a layer {without} unless its call tells it:"
-            f" {_example_call(arguments, layers)}",
+            f"{CALLER}: left to the caller: {join_labels(by_call)}. Here a layer {without} unless its call has"
+            f" {' and '.join(f'{argument}=' for argument in defaults if argument in arguments)}",
             stacklevel=3,
         )
     constant = [
@@ -240,26 +223,6 @@ def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bo
             f" {states} = convert.{CALLER}(..., initial_state=True); y, last = {result}{key}(x, {states}{key})",
             stacklevel=3,
         )
-
-
-def _example_call(arguments: set[str], layers: Converted) -> str:
-    """Write a call of the layer, or of the first of them, with these arguments."""
-    key, layer = ("", layers) if isinstance(layers, Layer) else next(iter(layers.items()))
-    name = "layer" if layer is layers else f"layers[{key!r}]"
-    values = {"state": _example_state(layer), "lengths": "..."}
-    texts = [f"{argument}={value}" for argument, value in values.items() if argument in arguments]
-    return f"y, state = {name}({', '.join(['x', *texts])})"
-
-
-def _example_state(layer: Layer) -> str:
-    """Write a layer's state as calls take it."""
-    if isinstance(layer, LSTM):
-        return '{"h": ..., "cs": ...}'
-    if isinstance(layer, Bidirectional):
-        return f'{{"fw": {_example_state(layer.fw)}, "bw": {_example_state(layer.bw)}}}'
-    if isinstance(layer, Stack):
-        return f"{{{', '.join(f'{k}: {_example_state(part)}' for k, part in enumerate(layer.layers))}}}"
-    return '{"h": ...}' if isinstance(layer, RecurrentCell) else "()"
 
 
 def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[str, Array]]:
@@ -304,13 +267,11 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     kind = type(cells[0]).__name__
     if any(type(cell) is not type(cells[0]) for cell in cells):
         raise ConversionError(f"{caller}: the layer has an {kind} and a {type(cells[1]).__name__}; a node has one kind")
-    resets, couples = ({cell._arguments().get(name) for cell in cells} for name in ("reset_after", "coupled"))
-    if len(resets) > 1:
-        raise ConversionError(
-            f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"
-        )
-    if len(couples) > 1:
-        raise ConversionError(f"{caller}: one LSTM has coupled=True and the other has not; a node has one input_forget")
+    is_set = {name: [cell._arguments().get(name) for cell in cells] for name in ("reset_after", "coupled")}
+    for name_of_option, values in is_set.items():
+        if len({*values}) > 1:
+            expected = "expected both alike, as an ONNX node has one attribute for them"
+            raise ConversionError(f"{caller}: one {kind} has {name_of_option}=True and the other has not; {expected}")
     from onnx import helper
 
     parts = [_node_arrays(caller, cell) for cell in cells]
@@ -330,8 +291,8 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     for attribute, values in written_activations(caller, kind, cells).items():
         node.attribute.append(helper.make_attribute(attribute, values))
     if kind == "GRU":
-        node.attribute.append(helper.make_attribute("linear_before_reset", int(resets == {True})))
-    if couples == {True}:
+        node.attribute.append(helper.make_attribute("linear_before_reset", int(all(is_set["reset_after"]))))
+    if all(is_set["coupled"]):
         node.attribute.append(helper.make_attribute("input_forget", 1))
     return node, {f"{name}_{role}": np.ascontiguousarray(array) for role, array in arrays.items()}
 
@@ -384,13 +345,11 @@ def _build_exported_leaf(graph: OnnxGraph, description: Mapping[str, Any], prefi
         options = {name: description[name] for name in arguments if name in description}
         return make_node_cell(CALLER, kind, arrays, **options)
     missing = [prefix + name for name in names if name not in {*weights, *files.PEEPHOLES}]
-    if missing and graph.inputs.isdisjoint(missing):
-        raise ValueError(
-            f"{CALLER}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them:"
-            f" another program has changed it. {_MEND}"
-        )
     if missing:
-        raise ValueError(f"{CALLER}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
+        raise ValueError(
+            f"{CALLER}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them: it"
+            f" gets them with every call, or another program has changed it. {_MEND}"
+        )
     return build_leaf(description, weights)
 
 

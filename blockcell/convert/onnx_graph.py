@@ -1,43 +1,31 @@
-"""Graphs of ONNX models: which values are constant or zero, and which nodes are between two layers."""
+"""Graphs of ONNX models: which values are constant, and which nodes only move numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from .. import files
+from ..errors import FormatError
 from ..optable import Array
 
 RESHAPING = ("Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 SELECTING = ("Concat", "Gather", "Slice", "Split")  # these may leave something out
 COUNTING = ("Add", "Div", "Mul", "ReduceProd", "Shape", "Sub")  # with these, shapes are computed
-ZEROS = (*RESHAPING, *SELECTING, "Expand", "Tile")  # of zeros, these make zeros
 DECIDING = ("And", "Equal", "Greater", "Less", "Not", "Or", "Size")  # with these and COUNTING, conditions are computed
-FOLDED = {*RESHAPING, *SELECTING, *COUNTING, *DECIDING, "Constant", "DequantizeLinear"} - {"Dropout"}  # of constants
-REPEATED = {
-    *FOLDED,
-    "Abs",
-    "CastLike",
-    "ConstantOfShape",
-    "Expand",
-    "Max",
-    "Min",
-    "Neg",
-    "Sigmoid",
-    "Tanh",
-    "Tile",
-    "Where",
-}
-"""Ops that make rows of a batch of constants, such as initial states."""
+FOLDED = {*RESHAPING, *SELECTING, *COUNTING, *DECIDING, "Constant", "DequantizeLinear"} - {"Dropout"}
+FOLDED |= {"Abs", "CastLike", "ConstantOfShape", "Expand", "Max", "Min", "Neg", "Sigmoid", "Tanh", "Tile", "Where"}
+"""Ops that make constants of constants, such as weights and initial states."""
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 CALLER = "from_onnx"
 """The name of the function that the user called, for messages."""
 
-Mover = Callable[[Mapping[str, Array]], Array | None]
 Evaluator = Callable[[Mapping[str, Any]], dict[str, Array] | None]
 
 
@@ -58,9 +46,22 @@ def attributes_by_name(node: Any) -> dict[str, Any]:
     return {attribute.name: attribute for attribute in node.attribute}
 
 
+def key_of(node: Any) -> str:
+    """Return the name of a node, or of its first result: nodes need no names."""
+    return node.name or next(filter(None, node.output), "")
+
+
 def integer_attribute(node: Any, name: str, default: int = 0) -> int:
     """Return an attribute that is an integer, the default if the node does not have it."""
     return int(next((attribute.i for attribute in node.attribute if attribute.name == name), default))
+
+
+def has_more(node: Any) -> bool:
+    """Return whether a node has graphs, or values that are not in it: such a node is not computed."""
+    return any(
+        part.HasField("g") or part.HasField("sparse_tensor") or part.graphs or part.tensors or part.ref_attr_name
+        or part.t.data_location == part.t.EXTERNAL for part in node.attribute
+    )  # fmt: skip
 
 
 def reached_names(names: Iterable[str], sources_of: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -71,6 +72,21 @@ def reached_names(names: Iterable[str], sources_of: Callable[[str], Iterable[str
             seen.add(name)
             yield name
             waiting += sources_of(name)
+
+
+def read_model(path: files.StrPath) -> Any:
+    """Read the ONNX model in a file, with the arrays that it has in other files of its folder."""
+    files.check_regular(path, "an ONNX model")
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError(f"{CALLER} reads files with onnx, which is not installed: pip install onnx") from error
+    try:
+        return onnx.load(path, format="protobuf")
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # protobuf and onnx have several of their own
+        raise FormatError(f"{os.fsdecode(path)} cannot be read as an ONNX model: {error}") from error
 
 
 class OnnxGraph:
@@ -89,8 +105,10 @@ class OnnxGraph:
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
         self.makers: dict[str, Any] = dict(around.makers) if around else {}
-        self.folded: dict[int | None, dict[str, Array | None]] = {}
-        """The values of nodes of constants, None if they are no constants, for each size that `constant` was asked."""
+        self.folded: dict[str, Array | None] = {}
+        """The values of nodes of constants, None if they are no constants."""
+        self.trial: Any = None
+        """The `Trial` of ``onnx_run.py``, once there is one."""
         self._add_nodes(graph.node, {name for node in graph.node for name in node.output})
 
     def _add_nodes(self, nodes: Iterable[Any], used: set[str]) -> None:
@@ -161,53 +179,35 @@ class OnnxGraph:
         """Return the value of an initializer or a Constant."""
         return self._read(name, self.tensors[name])
 
-    def constant(self, name: str, size: int | None = None) -> Array | None:
-        """Return a value that follows from constants alone; None for others.
-
-        With a `size`, a value that follows from shapes is constant, too: sizes that are not fixed, such as the batch,
-        are this one.
-        """
-        folded = self.folded.setdefault(size, {})
-        waiting, visited = [name], set()
+    def constant(self, name: str) -> Array | None:
+        """Return a value that follows from constants alone; None for others."""
+        known, waiting, visited = self.folded, [name], set()
         while waiting:
             value = waiting.pop()
-            if not value or value in folded or value in self.tensors:
+            if not value or value in known or value in self.tensors:
                 continue
             node = self.makers.get(value)
-            allowed = FOLDED if size is None else REPEATED
-            if node is None or node.op_type not in allowed or not is_standard(node):
-                folded[value] = None
+            if node is None or node.op_type not in FOLDED or not is_standard(node):
+                known[value] = None
                 continue
-            missing = [source for source in node.input if source not in folded and source not in self.tensors]
-            if (missing := [*filter(None, missing)]) and value not in visited:
+            missing = [source for source in node.input if source and source not in known and source not in self.tensors]
+            if missing and value not in visited:
                 visited.add(value)
                 waiting += [value, *missing]
             else:  # if something is still missing, the node reads its own result
-                folded |= dict.fromkeys(node.output) | self._fold(node, bool(missing), size)
-        return self.array(name) if name in self.tensors else folded.get(name)
+                known |= dict.fromkeys(node.output) | ({} if missing else self._fold(node))
+        return self.array(name) if name in self.tensors else known.get(name)
 
-    def _fold(self, node: Any, incomplete: bool, size: int | None) -> dict[str, Array]:
+    def _fold(self, node: Any) -> dict[str, Array]:
         """Compute what a node makes of constants, by name; nothing if it gets others, or cannot take them."""
         known = self._known_sizes(node)
         if known is not None:
             return {node.output[0]: known}
-        inputs = [*filter(None, node.input)]
-        values = [None if incomplete else self.constant(name, size) for name in inputs]
-        arrays = [value for value in values if value is not None]
-        if len(arrays) < len(inputs):
-            return self._supposed_shape(node, size) if size is not None else {}
-        if not _is_moderate(node, arrays):
+        values = {name: self.constant(name) for name in filter(None, node.input)}
+        arrays = {name: value for name, value in values.items() if value is not None}
+        if len(arrays) < len(values) or not _is_moderate(node, [arrays[name] for name in filter(None, node.input)]):
             return {}
-        return evaluator(node, inputs, self.opsets)(dict(zip(inputs, arrays, strict=True))) or {}
-
-    def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
-        """Return what a Shape gives, if sizes that are not fixed are this one and values have three axes, as x."""
-        if node.op_type != "Shape" or len(node.input) != 1:
-            return {}
-        shape = self.shape(node.input[0]) if node.input[0] in self.inputs else None
-        sizes = fixed_sizes(["", "", ""] if shape is None else shape, size)
-        bounds = {attribute.name: attribute.i for attribute in node.attribute}
-        return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], np.int64)}
+        return evaluator(node, arrays, self.opsets)(arrays) or {}
 
     def _known_sizes(self, node: Any) -> Array | None:
         """Return the sizes of an input of the graph that a Gather takes of its Shape; None if they are not fixed."""
@@ -215,7 +215,8 @@ class OnnxGraph:
         if shape is None or shape.op_type != "Shape" or len(shape.input) != 1 or shape.attribute or node.attribute[1:]:
             return None
         stated = self.shape(shape.input[0]) if shape.input[0] in self.inputs else None
-        sizes, indices = np.array(fixed_sizes(stated or [], -1), np.int64), self.constant(node.input[1])
+        sizes = np.array([size if isinstance(size, int) else -1 for size in stated or []], np.int64)
+        indices = self.constant(node.input[1])
         if indices is None or indices.dtype.kind != "i" or np.any((indices < -len(sizes)) | (indices >= len(sizes))):
             return None
         return None if np.any(sizes[indices] < 0) else sizes[indices]
@@ -233,27 +234,6 @@ class OnnxGraph:
             raise
         except Exception as error:  # onnx raises many kinds if dims, type and data do not agree
             raise ValueError(f"{CALLER}: the tensor {name!r} cannot be read: {error}") from error
-
-    def is_zero(self, name: str) -> bool:
-        """Return whether a value is certainly zero, such as initial states that exporters make for each batch."""
-        waiting, seen = [name], {""}
-        while waiting:
-            value_name = waiting.pop()
-            node = self.makers.get(value_name)
-            value = self.constant(value_name)
-            if value is not None:
-                if np.any(value):
-                    return False
-            elif node is not None and node.op_type == "ConstantOfShape":
-                if any(np.any(self._read(value_name, attribute.t)) for attribute in node.attribute):
-                    return False
-            elif node is not None and node.op_type in ZEROS and node.input:
-                inputs = node.input if node.op_type == "Concat" else node.input[:1]
-                seen.add(value_name)
-                waiting += [source for source in inputs if source not in seen]
-            else:
-                return False
-        return True
 
     def is_argument(self, name: str) -> bool:
         """Return whether a value is an input of the model, perhaps in another shape."""
@@ -278,52 +258,30 @@ class OnnxGraph:
                 return False
         return True
 
-    def origins(self, name: str, stops: Collection[str]) -> tuple[list[Any], list[str], list[str]]:
+    def origins(self, name: str, stops: Collection[str]) -> tuple[list[Any], list[str]]:
         """Find what a value comes from by nodes that only move numbers.
 
-        Return these nodes, in order; the `stops`, inputs and results of other nodes that the value comes from; and
-        those of which only the shape counts. Constants are not mentioned.
+        Return these nodes, in order, and the `stops`, inputs and results of other nodes that the value comes from.
+        Constants, and values of which only the shape counts, are not mentioned.
         """
         nodes: list[Any] = []
-        only_shape: dict[str, bool] = {}  # whether only the shape counts, by origin
-        seen: set[tuple[str, bool]] = set()
-        waiting: list[tuple[str, bool, Any]] = [(name, False, None)]
+        values: list[str] = []
+        seen: set[str] = {""}
+        waiting: list[tuple[str, Any]] = [(name, None)]
         while waiting:
-            value, is_shape, finished_node = waiting.pop()
+            value, finished_node = waiting.pop()
             if finished_node is not None:  # all that it reads has been visited
                 if all(finished_node is not node for node in nodes):
                     nodes.append(finished_node)
-                continue
-            if not value or (value, is_shape) in seen or value in self.tensors:
-                continue
-            seen.add((value, is_shape))
-            node: Any = self.makers.get(value)
-            kind = None if node is None or value in stops else node.op_type
-            if kind in (*RESHAPING, *SELECTING) or (kind in COUNTING and self.is_fixed(value)):
-                waiting.append((value, is_shape, node))
-                waiting += [(source, is_shape or node.op_type == "Shape", None) for source in node.input]
-            else:
-                only_shape[value] = only_shape.get(value, True) and is_shape
-        values = [value for value in only_shape if not only_shape[value]]
-        return nodes, values, [value for value in only_shape if only_shape[value]]
-
-    def mover(self, name: str, nodes: list[Any], probe_names: Collection[str]) -> Mover:
-        """Return what computes a value from others than these nodes would get, or None if they cannot take them."""
-        constant_names = sorted({value for node in nodes for value in node.input} & self.tensors.keys())
-        constants = {value: self.array(value) for value in constant_names if value not in probe_names}
-        evaluators = [(node, evaluator(node, filter(None, node.input), self.opsets)) for node in nodes]
-
-        def move(probes: Mapping[str, Array]) -> Array | None:
-            values: dict[str, Array] = constants | dict(probes)
-            for node, evaluate in evaluators:
-                inputs = {value: values[value] for value in node.input if value in values}
-                is_large = result_size(node, [*inputs.values()]) > LARGEST_REPEATED
-                if is_large or (results := evaluate(inputs)) is None:
-                    return None
-                values |= results
-            return values.get(name)
-
-        return move
+            elif value not in seen and value not in self.tensors:
+                seen.add(value)
+                node: Any = self.makers.get(value)
+                kind = None if node is None or value in stops else node.op_type
+                if kind in (*RESHAPING, *SELECTING):
+                    waiting += [(value, node), *((source, None) for source in node.input)]
+                elif not (kind in COUNTING and self.is_fixed(value)):
+                    values.append(value)
+        return nodes, values
 
 
 def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
@@ -351,7 +309,7 @@ def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
 
     count = len(node.output)
     is_split_oddly = node.op_type == "Split" and integer_attribute(node, "num_outputs", count) != count
-    return (lambda values: None) if is_split_oddly else evaluate
+    return (lambda values: None) if has_more(node) or is_split_oddly else evaluate
 
 
 def graph_digest(model: Any) -> str:
@@ -361,11 +319,6 @@ def graph_digest(model: Any) -> str:
     texts = [part.SerializeToString(deterministic=True).hex() for part in parts]
     texts += sorted(tensor.name for tensor in graph.initializer)
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def fixed_sizes(shape: Iterable[int | str], unknown: int) -> list[int]:
-    """Return the sizes of a shape, `unknown` in place of those that are not fixed."""
-    return [size if isinstance(size, int) and size >= 0 else unknown for size in shape]
 
 
 def _is_moderate(node: Any, inputs: list[Array]) -> bool:
@@ -395,9 +348,6 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
         sizes = inputs[-1] if inputs else data
         counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else [0]
         return math.prod(count for count in [data.size if len(inputs) > 1 else 1, *counts] if count)
-    if node.op_type == "Range" and len(inputs) == 3 and all(array.size for array in inputs):
-        start, end, step = (float(array.flat[0]) for array in inputs)
-        return abs(end - start) / abs(step) if step else math.inf
     if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
         return max([1, *(array.size for array in inputs)])
     if node.op_type == "Gemm" and len(inputs) > 1:

@@ -14,6 +14,7 @@ from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations, refuse_clip
 from .onnx_graph import CALLER, FOLDED, OnnxGraph, integer_attribute, is_recurrent
+from .onnx_run import trial_of
 from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
@@ -74,18 +75,9 @@ class _Node(NamedTuple):
     def directions(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
 
-    def integer(self, name: str) -> int:
-        """Return an attribute; 0 if the node does not have it."""
-        return int(self.attributes[name].i) if name in self.attributes else 0
-
     def describe(self, role: str, source: str = "") -> str:
         """Describe an input for messages."""
         return f"{role} {self.names[role]!r} (input[{_INPUTS[self.kind].index(role)}]{source})"
-
-
-def key_of(node: Any) -> str:
-    """Return the name of a node, or of its first result: nodes need no names."""
-    return node.name or next(filter(None, node.output), "")
 
 
 def is_reset_after(node: Any) -> bool:
@@ -100,7 +92,7 @@ def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip:
     """
     node = _read_node(graph, source)
     weights = _read_weights(node)
-    W, coupled = weights[0], node.integer("input_forget") != 0
+    W, coupled = weights[0], integer_attribute(source, "input_forget") != 0
     activations = read_activations(node.label, node.kind, node.attributes, node.directions, W.dtype)
     if "clip" in node.attributes and not ignore_clip:
         refuse_clip(node.label, node.attributes["clip"].f)
@@ -135,11 +127,11 @@ def _read_node(graph: OnnxGraph, source: Any) -> _Node:
     if node.direction not in ("forward", "reverse", "bidirectional"):
         expected = "expected 'forward', 'reverse' or 'bidirectional'"
         raise ValueError(f"{label} has direction={node.direction!r}; {expected}")
-    if node.integer("input_forget") != 0 and node.kind != "LSTM":
-        raise ConversionError(f"{label} has input_forget={node.integer('input_forget')}, which only an LSTM has")
-    if node.integer("layout") != 0:
+    if (input_forget := integer_attribute(source, "input_forget")) != 0 and node.kind != "LSTM":
+        raise ConversionError(f"{label} has input_forget={input_forget}, which only an LSTM has")
+    if (layout := integer_attribute(source, "layout")) != 0:
         raise ConversionError(
-            f"{label} has layout={node.integer('layout')}, the batch first, which onnxruntime does not compute either;"
+            f"{label} has layout={layout}, the batch first, which onnxruntime does not compute either;"
             f" expected 0, and a Transpose in front of its X and behind its results"
         )
     if len(source.input) > len(roles):
@@ -170,8 +162,8 @@ def _read_weights(node: _Node) -> list[Array]:
     arrays = read_arrays(label, {role: node.values[node.names[role]] for role in roles_of_weights})
     W, R = arrays["W"], arrays["R"]
     hidden = R.shape[-1] if R.ndim == 3 else 0
-    if "hidden_size" in node.attributes and node.integer("hidden_size") != hidden:
-        raise ValueError(f"{label} has hidden_size={node.integer('hidden_size')}, but its R has shape {R.shape}")
+    if (hidden_size := integer_attribute(node.proto, "hidden_size", hidden)) != hidden:
+        raise ValueError(f"{label} has hidden_size={hidden_size}, but its R has shape {R.shape}")
     directions, columns = node.directions, GATE_COUNTS[node.kind] * hidden
     arrays.setdefault("B", np.zeros((directions, 2 * columns), W.dtype))
     shapes = {
@@ -247,16 +239,17 @@ def _constant_state(node: _Node, role: str, W: Array, hidden: int) -> Array | No
     """Return an initial state [D,B,H] that is constant and not zero, of one row if all are equal; None for others."""
     name = node.names[role]
     if name in node.values:
-        array = read_arrays(node.label, {"W": W[:0], role: node.values[name]})[role]
-        if not np.any(array):
+        value = node.values[name]
+        if isinstance(value, np.ndarray) and not np.any(value):
             return None
+        array = read_arrays(node.label, {"W": W[:0], role: value})[role]
         check_shapes(node.label, {role: (array, (len(W), None, hidden))}, "B")
         states = [array]
     else:  # perhaps it has as many rows as the batch
-        states = [state for size in (2, 3) if (state := node.graph.constant(name, size)) is not None]
-        if len(states) < 2 or any(state.ndim != 3 or state.dtype != W.dtype for state in states):
+        states = trial_of(node.graph).fixed_values(name)
+        if any(state.ndim != 3 or state.dtype != W.dtype for state in states):
             return None
-    if any(state.size == 0 or state.shape[::2] != (len(W), hidden) for state in states):
+    if not states or any(state.size == 0 or state.shape[::2] != (len(W), hidden) for state in states):
         return None
     row = states[0][:, :1]
     if all(np.all(state == row) for state in states):
@@ -273,7 +266,7 @@ def _roles_left_to_calls(node: _Node) -> list[str]:
         if constant is not None:
             is_left = is_lengths or bool(np.any(np.asarray(constant)))
         else:
-            is_left = not graph.is_argument(name) and (is_lengths or not graph.is_zero(name))
+            is_left = not graph.is_argument(name) and (is_lengths or not trial_of(graph).is_zero(name))
         roles += [role] if is_left else []
     return roles
 
@@ -291,15 +284,9 @@ def _refuse_computed(node: _Node, roles: list[str]) -> None:
             f"{label}: its {inputs} {plural} not among the initializers; expected"
             f" convert.from_onnx(node, {{{arrays}, ...}})"
         )
-    model_inputs = {origin for name in names for origin in graph.origins(name, ())[1]} & graph.inputs
-    if model_inputs:
-        raise ConversionError(
-            f"{label}: its {inputs} {plural} given to the model with each call, as"
-            f" {' and '.join(map(repr, sorted(model_inputs)))}; expected constants. If you have the arrays, convert the"
-            f" node: convert.from_onnx(node, arrays)"
-        )
     raise ConversionError(
         f"{label}: its {inputs} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
         f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
-        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
+        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options).'
+        f" If you have the arrays: convert.from_onnx(node, arrays)"
     )

@@ -1,5 +1,8 @@
 """ONNX models on random inputs, beside the layers that they became: `compare_pieces`.
 
+A `Trial` has random numbers in place of what recurrent nodes give, too: it shows which values are a layer's y, zero or
+constant, before there is anything to compare.
+
 Nodes run one by one, so how large a result will be is known before its node starts: a model that is not trusted can
 neither take much memory nor much time. Only operators of a list run, and nothing is read from other files. What
 other nodes give is drawn at random, since they are no part of a layer. onnxruntime computes the nodes, onnx.reference
@@ -9,8 +12,10 @@ those for which it has no kernel. No other module of `convert` imports onnxrunti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, permutations, product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain, islice, product
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -22,28 +27,33 @@ from .comparison import Crossing, NotCompared, Outcome, Sizes, choose_sizes, com
 from .models import Assembly, cell_states, flatten_state, nest_states, read_initial_state
 from .onnx_graph import (
     CALLER,
-    REPEATED,
+    FOLDED,
     RESHAPING,
     SELECTING,
-    Evaluator,
     OnnxGraph,
+    attributes_by_name,
     evaluator,
+    has_more,
     input_name,
     integer_attribute,
     is_recurrent,
     is_standard,
+    key_of,
     reached_names,
     result_size,
 )
-from .onnx_node import key_of
 
-_COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
+_COMPUTED = {*FOLDED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
 _LARGEST_WORK = 2**32  # multiplications of one run, a second or so
 _LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
 _LARGEST_DRAWN = 2**20  # numbers of one input
+_LARGEST_TRIAL = 2**19  # numbers of a recurrent node's result in a trial
 _LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
 _ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
-_RUNTIME_EPS = 4 * float(np.finfo(np.float32).eps)  # onnxruntime's Softplus is off by so much
+_RUNTIME_EPS = 4 * float(np.finfo(np.float32).eps)  # onnxruntime has float32 alone, and its Softplus is off by so much
+
+NodeComputer = Callable[[Any, Sequence[Array | None]], list[Array]]
+"""Computes the results of a node, of a recurrent one all that it can have."""
 
 
 class OnnxPiece(NamedTuple):
@@ -60,7 +70,7 @@ class OnnxPiece(NamedTuple):
     result: str
     """The name of the value that y is; not used if there is one node alone."""
     form: str
-    """How y is laid out in it, as `Trial.forms` of ``onnx_steps.py`` has it, or "Y" for that of a node."""
+    """How y is laid out in it, as `forms_of_y` has it, or "Y" for that of a node."""
 
     def results(self) -> list[str]:
         """Return the names of the values that are compared, or looked at."""
@@ -72,8 +82,6 @@ class OnnxAssembly(NamedTuple):
 
     assembly: Assembly
     pieces: Sequence[OnnxPiece] = ()
-    trial_sizes: Sequence[tuple[int, int]] = ()
-    """T and B that nodes between layers can take, if they can take certain ones alone."""
     passed_over: Sequence[str] = ()
     """The labels of nodes between layers that do nothing."""
     is_proven_for_rows: bool = True
@@ -95,7 +103,7 @@ def compare_pieces(source: OnnxAssembly, ignore_clip: bool) -> Outcome:
     """
     try:
         run = _Run(source.pieces, ignore_clip)
-        sizes = run.choose_sizes(source.trial_sizes)
+        sizes = run.choose_sizes()
         compare(CALLER, run, sizes, source.passed_over)
     except NotCompared as error:
         return Outcome(remarks=[error.remark])
@@ -110,96 +118,139 @@ class _Run:
 
     def __init__(self, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
         self.pieces = pieces
-        graphs = {id(piece.graph): piece.graph for piece in pieces}
-        self.sources = {
-            key: _Source(graph, [piece for piece in pieces if piece.graph is graph], ignore_clip)
-            for key, graph in graphs.items()
-        }
-        self.fixed: dict[str, int] = {}
+        self.runs: dict[int, GraphRun] = {}
+        """By the ids of graphs."""
+        for graph in {id(piece.graph): piece.graph for piece in pieces}.values():
+            here = self._pieces_of(graph)
+            nodes = [node for piece in here for node in piece.nodes]
+            names = [name for piece in here for name in piece.results()]
+            self.runs[id(graph)] = GraphRun(graph, nodes, names, _Runtime(graph.opsets, ignore_clip))
+        graph, x = pieces[0].graph, pieces[0].nodes[0].input[0]
+        sizes = (-1, -1) if x in self.runs[id(graph)].drawn else trial_of(graph).sizes(x)
+        self.fixed = {name: size for name, size in zip("TB", sizes, strict=True) if size > 0}
         """T and B, if the model fixes them."""
 
     def __call__(self, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         values = self.values(T, B, seed, scale)
         return [_crossing(piece, values[id(piece.graph)]) for piece in self.pieces]
 
-    def values(self, T: int, B: int, seed: int, scale: float) -> dict[int, _Values]:
-        return {key: source.values(T, B, seed, scale) for key, source in self.sources.items()}
+    def _pieces_of(self, graph: OnnxGraph) -> list[OnnxPiece]:
+        return [piece for piece in self.pieces if piece.graph is graph]
 
-    def choose_sizes(self, trial_sizes: Sequence[tuple[int, int]]) -> list[Sizes]:
-        """Choose the T and B of comparisons, and find which of them the model fixes."""
-        bounds = {bound for source in self.sources.values() for bound in source.bounds()}
+    def values(self, T: int, B: int, seed: int, scale: float) -> dict[int, GraphValues]:
+        values = {key: run.values(T, B, seed, scale) for key, run in self.runs.items()}
+        for piece in self.pieces:
+            values[id(piece.graph)].check_nodes(piece.nodes)
+        return values
+
+    def choose_sizes(self) -> list[Sizes]:
+        """Choose the T and B of comparisons."""
+        bounds = {bound for run in self.runs.values() for bound in run.bounds(run.graph.nodes)}
         leaves = [leaf for piece in self.pieces for leaf in piece.layer._leaves().values()]
         others = bounds | {size for leaf in leaves for size in (leaf.input_size, leaf.output_size)}
-        first, second, *long = choose_sizes(None, None, others)
+        first, *sizes = choose_sizes(self.fixed.get("T"), self.fixed.get("B"), others)
         beyond = max(bounds, default=0) + 8
-        usual_sizes = [first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)]
-        shapes = self._first_shapes(trial_sizes or usual_sizes)
-        if trial_sizes:
-            self.fixed = dict(zip("TB", shapes[1], strict=True))
-            return [Sizes(*shapes[0])]
-        try:
-            others_shapes = self._first_shapes([second[:2]])[1]
-        except NotCompared:
-            others_shapes = shapes[1]
-        self.fixed = {name: a for name, a, b in zip("TB", shapes[1], others_shapes, strict=True) if a == b}
-        T, B = self.fixed.get("T"), self.fixed.get("B")
-        if shapes[0] != first[:2]:
-            return [Sizes(*shapes[0])]
-        long = [Sizes(max(long[0].T, beyond), first.B, True)] if T is None else []
-        long += [Sizes(first.T, beyond, True)] if B is None and bounds else []
-        return [*choose_sizes(T, B, others)[:2], *long]
-
-    def _first_shapes(self, attempts: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the first T and B that the model can take, and those of the first piece's x."""
         errors = []
-        for T, B in attempts:
+        for T, B in (first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)):
             try:
-                x = self(T, B, 0, 1.0)[0].x
-                return (T, B), (x.shape[0], x.shape[1])
+                self(T, B, 0, 1.0)
             except NotCompared as error:
                 errors.append(error)
+                continue
+            if errors:  # the model cannot take the usual sizes
+                return [Sizes(T, B)]
+            sizes = [size._replace(T=max(size.T, beyond)) if size.is_long else size for size in sizes]
+            return [first, *sizes, *([Sizes(first.T, beyond, True)] if bounds and "B" not in self.fixed else [])]
         raise errors[0]
 
     def nodes_around(self, sizes: Sizes) -> list[str]:
         """Return the labels of nodes in front of pieces and behind them that change the order of numbers."""
         values = self.values(sizes.T, sizes.B, 0, 1.0)
-        nodes = [node for key, source in self.sources.items() for node in source.nodes_around(values[key])]
+        nodes = [node for key, run in self.runs.items() for node in self._nodes_around(run.graph, values[key])]
         return [*dict.fromkeys(f"{key_of(node)} ({node.op_type})" for node in nodes)]
 
+    def _nodes_around(self, graph: OnnxGraph, values: GraphValues) -> list[Any]:
+        """Return the nodes in front of pieces of a graph and behind them that change the order of numbers."""
+        pieces = self._pieces_of(graph)
+        by_result = {piece.result: piece for piece in pieces if piece.result}
+        stops = {name for piece in pieces for name in (*piece.results(), *piece.nodes[0].output)}
+        nodes: list[Any] = []
+        orders = {False, True}  # whether steps come before rows in the model's input, if it has one layer
+        ends = [(piece.nodes[0].input[0], piece) for piece in pieces]
+        for name, reader in [*ends, *((name, None) for name in graph.outputs)]:
+            moving, origins = graph.origins(name, stops)
+            if name in values.run.drawn or len(origins) != 1 or any(node.op_type not in RESHAPING for node in moving):
+                continue  # other nodes are left out anyway
+            (origin,) = origins
+            source = by_result.get(origin)
+            if source is None and reader is None and origin not in stops:
+                continue
+            try:
+                values.compute([name, origin])
+            except NotCompared:  # the nodes cannot take these sizes
+                nodes += moving
+                continue
+            before = values.known[origin] if source is None else values.y(source)
+            after = values.known[name] if reader is None else values.x(reader)
+            if source is not None and reader is not None:
+                nodes += [] if np.array_equal(before, after) else moving
+            elif reader is not None:
+                orders_in_input = orders_of_steps(after, before)
+                nodes += [] if orders_in_input else moving
+                if len(pieces) == 1 and origin in graph.inputs:
+                    orders = orders_in_input or orders
+            elif not orders & orders_of_steps(before, after):
+                nodes += moving or ([] if source is None else _nodes_in_head(source))
+        return nodes
 
-class _Source:
+
+def _nodes_in_head(piece: OnnxPiece) -> list[Any]:
+    """Return the nodes that move numbers between the last recurrent node of a piece and its result."""
+    makers = piece.graph.makers
+
+    def sources_of(name: str) -> Iterable[str]:
+        return () if name not in makers or is_recurrent(makers[name]) else makers[name].input[:1]
+
+    nodes = [makers[name] for name in reached_names([piece.result], sources_of) if name in makers]
+    return [node for node in reversed(nodes) if node.op_type in RESHAPING]
+
+
+class GraphRun:
     """A graph that runs: which values are drawn, and their sizes."""
 
-    def __init__(self, graph: OnnxGraph, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
+    def __init__(self, graph: OnnxGraph, nodes: Sequence[Any], names: Sequence[str], compute: NodeComputer) -> None:
         self.graph = graph
-        self.pieces = pieces
-        self.engine = _Engine(graph.opsets, ignore_clip)
+        self.nodes = nodes
+        """The recurrent nodes, whose inputs are drawn if they are not computed."""
+        self.names = names
+        """The values that must be computed."""
+        self.compute = compute
         self.constants: dict[str, Array] = {}
         """The values of tensors and of what nodes make of them."""
         self.weights_dtype = np.dtype(np.float32)
         self.roles: dict[str, tuple[str, list[int | str]]] = {}
-        """What inputs of the pieces' nodes are, and their shapes, by name."""
+        """What inputs of the nodes are, and their shapes, by name."""
         self.fixed: dict[str, int] = {}
         """T and B, if the inputs of recurrent nodes are declared so."""
         self.aliases: dict[str, str] = {}
         """T or B, by the model's own names of sizes."""
-        for piece in pieces:
-            for node in piece.nodes:
-                self._add_roles(node)
+        for node in nodes:
+            self._add_roles(node)
         self.drawn: set[str] = set()
         """Inputs of recurrent nodes that are drawn although they are computed, of values whose shape is not known."""
         for name in self.roles:
             if any(self.shape(leaf) is None for leaf in self.leaves([name])):
                 self.drawn.add(name)
-        names = [name for piece in pieces for node in piece.nodes for name in [*node.input, *piece.results()]]
-        self.choices = [*self._size_choices(names)]
+        self.choices = [*self._size_choices([*chain.from_iterable(node.input for node in nodes), *names])] or [{}]
         """Which of T and B each other size of the model may be; one is left once the model has run."""
         self.index_limits = self._index_limits()
         self.lengths = {*self.leaves(name for name, (role, _) in self.roles.items() if role == "sequence_lens")}
         """The values that are drawn and that lengths come from."""
 
     def _add_roles(self, node: Any) -> None:
-        W, R = (np.asarray(self.graph.constant(node.input[k])) for k in (1, 2))
+        W, R = (np.asarray(self.graph.constant(input_name(node, k))) for k in (1, 2))
+        if not W.ndim == R.ndim == 3:  # the node is refused
+            return
         self.weights_dtype = W.dtype
         directions, columns, hidden = *W.shape[::2], R.shape[-1]
         state: list[int | str] = [directions, "B", hidden]
@@ -208,17 +259,13 @@ class _Source:
         for position, role in _ROLES.items():
             if name := input_name(node, position):
                 self.roles.setdefault(name, (role, shapes[role]))
-                for declared, size in zip(self._stated(name) or [], shapes[role], strict=False):
+                constant = self.graph.constant(name)
+                stated = self.graph.shape(name) or [] if constant is None else np.shape(constant)
+                for declared, size in zip(stated, shapes[role], strict=False):
                     if isinstance(size, str) and isinstance(declared, int):
                         self.fixed.setdefault(size, declared)
                     elif isinstance(size, str) and isinstance(declared, str):
                         self.aliases.setdefault(declared, size)
-
-    def _stated(self, name: str) -> Sequence[int | str] | None:
-        """Return the shape of an input that the model states or that its constants have."""
-        first, second = (self.graph.constant(name, size) for size in (2, 3))
-        is_fixed = first is not None and second is not None and first.shape == second.shape
-        return first.shape if is_fixed and first is not None else self.graph.shape(name)
 
     def shape(self, name: str) -> list[int | str] | None:
         """Return the shape of a value that is drawn, None if it is not known."""
@@ -286,10 +333,10 @@ class _Source:
                 limits[leaf] = min(rows, limits.get(leaf, rows))
         return limits
 
-    def bounds(self) -> set[int]:
-        """Return the constants that may be bounds of steps or rows."""
+    def bounds(self, nodes: Iterable[Any]) -> set[int]:
+        """Return the constants of nodes that may be bounds of steps or rows."""
         bounds: set[int] = set()
-        for node in self.graph.nodes:
+        for node in nodes:
             if node.op_type not in SELECTING or all(map(self.graph.is_fixed, node.output)):
                 continue
             arrays = [array for name in node.input[1:] if (array := self.graph.constant(name)) is not None]
@@ -298,74 +345,37 @@ class _Source:
             bounds |= {number for number in numbers if 2 < number <= _LARGEST_BOUND}
         return bounds
 
-    def values(self, T: int, B: int, seed: int, scale: float) -> _Values:
+    def sizes(self, T: int, B: int, choice: dict[str, str]) -> dict[str, int]:
+        """Return all sizes that have names, for T steps of B rows unless the model fixes these."""
+        sizes = {"T": T, "B": B} | self.fixed
+        return sizes | {name: sizes[letter] for name, letter in (self.aliases | choice).items()}
+
+    def values(self, T: int, B: int, seed: int, scale: float) -> GraphValues:
         """Return the values of the graph for T steps of B rows, by a choice of the other sizes that it can take."""
         errors, taken = [], []
         for choice in self.choices:
-            sizes = {"T": T, "B": B} | self.fixed
-            sizes |= {name: sizes[letter] for name, letter in (self.aliases | choice).items()}
-            values = _Values(self, sizes, seed, scale)
+            values = GraphValues(self, self.sizes(T, B, choice), seed, scale)
             try:
-                values.compute([name for piece in self.pieces for name in piece.results()])
-                values.check_nodes(node for piece in self.pieces for node in piece.nodes)
+                values.compute(self.names)
             except NotCompared as error:
                 errors.append(error)
                 continue
             taken.append((choice, values))
-            if values.x(self.pieces[0]).shape[:2] == (T, B):
+            x = values.known.get(input_name(self.nodes[0], 0))
+            if x is not None and x.shape[:2] == (T, B):
                 break
         if not taken:
             raise errors[0]
         self.choices = [taken[-1][0]]
         return taken[-1][1]
 
-    def nodes_around(self, values: _Values) -> list[Any]:
-        """Return the nodes in front of pieces and behind them that change the order of numbers."""
-        by_result = {piece.result: piece for piece in self.pieces if piece.result}
-        stops = {name for piece in self.pieces for name in (*piece.results(), *piece.nodes[0].output)}
-        nodes: list[Any] = []
-        orders = {False, True}  # whether steps come before rows in the model's input, if it has one layer
-        ends = [(piece.nodes[0].input[0], piece) for piece in self.pieces]
-        for name, reader in [*ends, *((name, None) for name in self.graph.outputs)]:
-            moving, origins, _ = self.graph.origins(name, stops)
-            if name in self.drawn or len(origins) != 1 or any(node.op_type not in RESHAPING for node in moving):
-                continue  # other nodes are left out anyway
-            (origin,) = origins
-            source = by_result.get(origin)
-            if source is None and reader is None and origin not in stops:
-                continue
-            values.compute([name, origin])
-            before = values.known[origin] if source is None else values.y(source)
-            after = values.known[name] if reader is None else values.x(reader)
-            if source is not None and reader is not None:
-                nodes += [] if np.array_equal(before, after) else moving
-            elif reader is not None:
-                orders_in_input = orders_of_steps(after, before)
-                nodes += [] if orders_in_input else moving
-                if len(self.pieces) == 1 and origin in self.graph.inputs:
-                    orders = orders_in_input or orders
-            elif not orders & orders_of_steps(before, after):
-                nodes += moving or ([] if source is None else self._nodes_in_head(source))
-        return nodes
 
-    def _nodes_in_head(self, piece: OnnxPiece) -> list[Any]:
-        """Return the nodes that move numbers between the last recurrent node of a piece and its result."""
-        nodes: list[Any] = []
-        waiting = [piece.result]
-        while waiting:
-            node = self.graph.makers.get(waiting.pop())
-            if node is not None and not is_recurrent(node) and not any(node is other for other in nodes):
-                nodes.append(node)
-                waiting += node.input[:1]
-        return [node for node in reversed(nodes) if node.op_type in RESHAPING]
-
-
-class _Values:
+class GraphValues:
     """The values of a graph for one draw, which are computed when they are asked for."""
 
-    def __init__(self, source: _Source, sizes: Mapping[str, int], seed: int, scale: float) -> None:
-        self.source = source
-        self.graph = source.graph
+    def __init__(self, run: GraphRun, sizes: Mapping[str, int], seed: int, scale: float) -> None:
+        self.run = run
+        self.graph = run.graph
         self.sizes = sizes
         self.seed = seed
         self.scale = scale
@@ -385,7 +395,7 @@ class _Values:
             node = self.graph.makers[name]
             missing = [value for value in node.input if not self._find(value)]
             if not missing:
-                self._run(node)
+                self._compute(node)
             if name not in self.known and (name in opened or not missing):
                 raise NotCompared(f"{key_of(node)} ({node.op_type}) reads its own result, or does not give {name!r}")
             opened.add(name)
@@ -399,52 +409,55 @@ class _Values:
 
     def _find(self, name: str) -> bool:
         """Return whether a value is known; draw it or read it if no node computes it."""
-        constants = self.source.constants
+        constants = self.run.constants
         if name in self.graph.tensors and name not in constants:
             constants[name] = self.graph.array(name)
         if name in constants:
             self.known[name] = constants[name]
-        elif name and name not in self.known and not self.source.is_computed(name):
+        elif name and name not in self.known and not self.run.is_computed(name):
             self.known[name] = self._draw(name)
         return not name or name in self.known
 
     def _draw(self, name: str) -> Array:
         """Draw a value at random, always the same one for its name and the seed."""
-        source = self.source
-        shape, dtype = source.shape(name), source.dtype(name)
+        run = self.run
+        shape, dtype = run.shape(name), run.dtype(name)
         if shape is None:
             raise NotCompared(f"the shape of {name!r} is not known")
         sizes = [size if isinstance(size, int) else self.sizes.get(size, self.sizes["T"]) for size in shape]
         if math.prod(sizes) > _LARGEST_DRAWN:
             raise NotCompared(f"{name!r} has the shape {tuple(sizes)}, which is too large")
-        if name in source.drawn and self.graph.is_zero(name):
-            return np.zeros(sizes, dtype)
         g = np.random.default_rng([self.seed, crc32(repr(name).encode())])
         if dtype.kind == "f":
             return (g.standard_normal(sizes) * self.scale).astype(dtype)
-        if name in source.lengths:
+        if name in run.lengths:
             lengths = g.integers(1, self.sizes["T"] + 1, sizes)
             lengths.flat[:1] = self.sizes["T"]
             return lengths.astype(dtype)
-        return g.integers(0, max(1, source.index_limits.get(name, 2)), sizes).astype(dtype)
+        return g.integers(0, max(1, run.index_limits.get(name, 2)), sizes).astype(dtype)
 
-    def _run(self, node: Any) -> None:
+    def _compute(self, node: Any) -> None:
         """Compute the results of a node from known values."""
         inputs = [self.known[name] if name else None for name in node.input]
         size, work = _size_and_work(node, [array for array in inputs if array is not None])
         self.size += size
         self.work += work
-        constants = sum(array.size for array in self.source.constants.values())
+        constants = sum(array.size for array in self.run.constants.values())
         if self.work > _LARGEST_WORK or self.size > _LARGEST_RUN + 2 * constants:
             raise NotCompared(f"{key_of(node)} ({node.op_type}) would take too long or too much memory")
         with np.errstate(all="ignore"):
-            results = self.source.engine.run(node, inputs)
+            results = self.run.compute(node, inputs)
+        named = self.set_results(node, results)
+        if all(name in self.run.constants for name in node.input if name):
+            self.run.constants |= named
+
+    def set_results(self, node: Any, results: list[Array]) -> dict[str, Array]:
+        """Keep the results of a node, of a recurrent one all that it can have; return those that have names."""
         if is_recurrent(node):
             self.by_node[id(node)] = results
         named = {name: array for name, array in zip(node.output, results, strict=False) if name}
         self.known |= named
-        if all(name in self.source.constants for name in node.input if name):
-            self.source.constants |= named
+        return named
 
     def states(self, node: Any) -> list[Array]:
         """Return the last states [D,B,.] of a recurrent node."""
@@ -456,18 +469,113 @@ class _Values:
 
     def y(self, piece: OnnxPiece) -> Array:
         """Return what leaves a piece, [T,B,.] or, if it has no steps, [B,.]."""
-        if piece.form == "Y":
-            y = self.by_node[id(piece.nodes[-1])][0].swapaxes(1, 2)
-            return y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
-        y, (T, B) = self.known[piece.result], self.x(piece).shape[:2]
-        if piece.form in ("last", "ends"):
-            return y
-        columns = y.shape[-1]
-        return y.reshape(B, T, columns).swapaxes(0, 1) if "batch first" in piece.form else y.reshape(T, B, columns)
+        Y = self.by_node[id(piece.nodes[-1])][0]
+        return read_y(piece.form, Y if piece.form == "Y" else self.known[piece.result], *Y.shape[::2])
+
+
+def read_y(form: str, array: Array, T: int, B: int) -> Array:
+    """Return y [T,B,.] of an array in this form, one of `forms_of_y` or "Y"; rows without steps as they are."""
+    if form == "Y":
+        return array.swapaxes(1, 2).reshape(T, B, array.shape[1] * array.shape[3])
+    if form in ("last", "ends"):
+        return array
+    columns = array.shape[-1]
+    return array.reshape(B, T, columns).swapaxes(0, 1) if "batch first" in form else array.reshape(T, B, columns)
+
+
+def forms_of_y(y: Array) -> dict[str, Array]:
+    """Return y [T,B,.] in all forms that have a row for each step, by the forms' names."""
+    by_batch, size = y.swapaxes(0, 1), y.shape[2]
+    forms = {"y": y, "y, batch first": by_batch}
+    return forms | {f"{name}, in rows": array.reshape(-1, size) for name, array in forms.items()}
+
+
+# --------------------------------------------------------------------------------------------------------------- trials
+class Trial:
+    """A graph with random numbers in place of what recurrent nodes give, and its values for two inputs."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        nodes = [node for node in graph.needed() if is_recurrent(node)]
+        names, compute = [input_name(node, 0) for node in nodes[:1]], partial(_draw_or_compute, graph.opsets)
+        self.run = GraphRun(graph, nodes, names, compute)
+        self.draws: list[GraphValues] = []
+        """For inputs of other sizes; none if the graph cannot take them."""
+        with suppress(NotCompared):
+            self.draws = [self.run.values(T, B, T, 1.0) for T, B in ((5, 3), (3, 5)) if nodes]
+
+    def values(self, results: Iterable[Any], name: str, T: int, B: int) -> GraphValues:
+        """Return values of which this one is computed, for results of these recurrent nodes for T steps of B rows."""
+        values = GraphValues(self.run, self.run.sizes(T, B, self.run.choices[0]), 0, 1.0)
+        for node in results:
+            inputs = np.empty((T, B, 0)), *map(self.run.graph.constant, node.input[1:3])
+            values.set_results(node, _random_results(node, inputs))
+        values.compute([name])
+        return values
+
+    def _values_of(self, name: str) -> list[Array]:
+        """Return a value for each draw; none if it cannot be computed."""
+        try:
+            for values in self.draws:
+                values.compute([name])
+        except NotCompared:
+            return []
+        return [values.known.get(name, np.empty(0)) for values in self.draws]
+
+    def fixed_values(self, name: str) -> list[Array]:
+        """Return a value for each draw if it depends on nothing but constants and the inputs' sizes; else none."""
+        return self._values_of(name) if self.run.graph.is_fixed(name) else []
+
+    def is_zero(self, name: str) -> bool:
+        """Return whether a value is certainly zero, such as initial states that exporters make for each batch."""
+        arrays = self.fixed_values(name)
+        return bool(arrays) and not any(map(np.any, arrays))
+
+    def sizes(self, name: str) -> tuple[int, int]:
+        """Return T and B of a layer's X as far as the model fixes them, else -1.
+
+        Only these tell whether a Reshape to (7, 1, H) leaves y [7,1,H] as it is, or exchanges the axes of y [1,7,H].
+        """
+        shapes = [array.shape for array in self._values_of(name)]
+        if [*map(len, shapes)] != [3, 3]:
+            return -1, -1
+        T, B, _ = (size if size == other else -1 for size, other in zip(*shapes, strict=True))
+        return T, B
+
+
+def trial_of(graph: OnnxGraph) -> Trial:
+    """Return the trial of a graph, which has one."""
+    trial: Trial = graph.trial or Trial(graph)
+    graph.trial = trial
+    return trial
+
+
+def _draw_or_compute(opsets: Any, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
+    """Draw the results of a recurrent node; compute those of another one with onnx.reference."""
+    if is_recurrent(node):
+        return _random_results(node, inputs)
+    arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
+    if (results := evaluator(node, arrays, opsets)(arrays)) is None:
+        raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run")
+    return [results.get(name, np.empty(0)) for name in node.output]
+
+
+def _random_results(node: Any, inputs: Sequence[Array | None]) -> list[Array]:
+    """Draw Y, Y_h and Y_c of a recurrent node for its X [T,B,.], W and R: numbers of float16, which casts keep."""
+    X, W, R = inputs[:3]
+    if X is None or W is None or R is None or X.ndim != 3 or 0 in X.shape[:2]:
+        raise NotCompared(f"{key_of(node)} ({node.op_type}) gets no steps")
+    (T, B), D, H = X.shape[:2], len(R), R.shape[2]
+    if T * B * D * H > _LARGEST_TRIAL:
+        raise NotCompared(f"{key_of(node)} ({node.op_type}) would give too much")
+    g = np.random.default_rng(crc32(repr([*node.output]).encode()))
+    Y, Y_c = (g.uniform(-1, 1, shape).astype(np.float16).astype(W.dtype) for shape in ((T, D, B, H), (D, B, H)))
+    direction = attributes_by_name(node).get("direction")
+    first = 0 if direction is not None and direction.s == b"reverse" else -1
+    return [Y, np.stack([Y[first, 0], Y[0, 1]] if D == 2 else [Y[first, 0]]), Y_c]
 
 
 # ------------------------------------------------------------------------------------------------------------ crossings
-def _crossing(piece: OnnxPiece, values: _Values) -> Crossing:
+def _crossing(piece: OnnxPiece, values: GraphValues) -> Crossing:
     """Return what enters a piece and what leaves it."""
     expected = {"Y" if piece.form == "Y" else repr(piece.result): values.y(piece)}
     for node in piece.nodes:
@@ -476,7 +584,7 @@ def _crossing(piece: OnnxPiece, values: _Values) -> Crossing:
     def read(y: Array, last: Any) -> Mapping[str, Array]:
         results, states = dict.fromkeys(expected, y), iter(cell_states(last))
         for node in piece.nodes:
-            cells = [*islice(states, _direction_count(values, node))]
+            cells = [*islice(states, len(values.states(node)[0]))]
             for label, field in zip(_state_labels(piece, node)[: len(values.states(node))], ("h", "cs"), strict=False):
                 results[label] = np.stack([getattr(cell, field) for cell in cells]) * has_steps
         return results
@@ -487,7 +595,7 @@ def _crossing(piece: OnnxPiece, values: _Values) -> Crossing:
     options |= {} if lengths is None else {"lengths": lengths}
     has_steps = np.bool_(True) if lengths is None else lengths[:, None] > 0  # else onnxruntime's states are zeros
     x = np.ascontiguousarray(values.x(piece).astype(piece.layer.dtype))
-    return Crossing(piece.label, piece.layer, x, expected, read, options, values.source.engine.eps)
+    return Crossing(piece.label, piece.layer, x, expected, read, options, _RUNTIME_EPS)
 
 
 def _state_labels(piece: OnnxPiece, node: Any) -> list[str]:
@@ -496,19 +604,15 @@ def _state_labels(piece: OnnxPiece, node: Any) -> list[str]:
     return [f"Y_h{behind}", f"Y_c{behind}"]
 
 
-def _direction_count(values: _Values, node: Any) -> int:
-    return len(values.states(node)[0])
-
-
-def _state(piece: OnnxPiece, values: _Values) -> Any:
+def _state(piece: OnnxPiece, values: GraphValues) -> Any:
     """Return the state that the piece starts from: what the conversion says of it, and else what the model has."""
     known_cells, cells = iter(flatten_state(piece.layer, piece.initial_state)), []
     for node in piece.nodes:
-        node_cells = [*islice(known_cells, _direction_count(values, node))]
+        node_cells = [*islice(known_cells, len(values.states(node)[0]))]
         for position, field in ((5, "h"), (6, "cs")):
             name = input_name(node, position)
-            is_drawn = name in values.source.drawn
-            if name and (is_drawn or not (field in node_cells[0] or values.graph.is_zero(name))):
+            is_drawn = name in values.run.drawn
+            if name and (is_drawn or not (field in node_cells[0] or trial_of(values.graph).is_zero(name))):
                 node_cells = [cell | {field: values.known[name][d]} for d, cell in enumerate(node_cells)]
         cells += node_cells
     return nest_states(piece.layer, iter(cells))
@@ -517,25 +621,14 @@ def _state(piece: OnnxPiece, values: _Values) -> Any:
 def orders_of_steps(array: Array, other: Array) -> set[bool]:
     """Return whether steps come before rows in another array that has the numbers of x or y [T,B,.].
 
-    The other array may have the axes in another order, and some joined or taken apart; more than one order fits if
-    there is one step or one row, or if there are no steps. None fits if the numbers are others or are mixed.
+    Its axes may be joined or taken apart. Both orders fit if there is one step or one row, or if there are no steps;
+    none fits if the numbers are others or mixed.
     """
-    joined = [order.index(0) < order.index(1) for order in _orders_of_axes(array, other) if array.ndim > 1]
-    apart = [order[0] < order[1] for order in _orders_of_axes(other, array) if other.ndim > 1]
-    return {False, True} if (joined or apart) and array.ndim < 3 else {*joined, *apart}
+    forms = {True: array, False: array.swapaxes(0, 1) if array.ndim > 2 else array}
+    return {order for order, form in forms.items() if np.array_equal(form.ravel(), other.ravel())}
 
 
-def _orders_of_axes(array: Array, joined: Array) -> Iterator[tuple[int, ...]]:
-    """Yield the orders of an array's axes in which some of them, joined, are those of another array."""
-    orders = permutations(range(array.ndim)) if array.size == joined.size and array.ndim < 7 else ()
-    for order in orders:
-        moved = array.transpose(order)
-        ends, ends_joined = (np.cumprod([size for size in one.shape if size != 1]) for one in (moved, joined))
-        if {*ends_joined} <= {*ends} and np.array_equal(moved.ravel(), joined.ravel()):
-            yield order
-
-
-# --------------------------------------------------------------------------------------------------------------- engine
+# -------------------------------------------------------------------------------------------------------------- runtime
 def _size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     """Return how many numbers a result of a node has at most, and how many multiplications they take."""
     if is_recurrent(node):
@@ -547,11 +640,8 @@ def _size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     return size, size * depth
 
 
-class _Engine:
-    """Computes single nodes."""
-
-    eps = _RUNTIME_EPS
-    """The precision of recurrent nodes: onnxruntime has them in float32 alone."""
+class _Runtime:
+    """Computes nodes with onnxruntime, and with onnx.reference those for which it has no kernel."""
 
     def __init__(self, opsets: Any, ignore_clip: bool) -> None:
         try:
@@ -561,71 +651,62 @@ class _Engine:
         self.onnxruntime: Any = onnxruntime
         self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
         self.ignored = {"output_sequence"} | ({"clip"} if ignore_clip else set())
-        self.sessions: dict[tuple[Any, ...], Evaluator] = {}
+        self.sessions: dict[tuple[Any, ...], Callable[[dict[str, Array]], list[Array]]] = {}
 
-    def run(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
-        """Return the results of a node, of a recurrent one all that it can have."""
-        if not is_recurrent(node):
-            return self._run(node, inputs)
-        from onnx import helper
-
-        X = inputs[0]
-        if X is None or any(array is not None and not array.size for array in inputs):  # it would end the process
-            raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
-        arrays = [a if a is None or a.dtype.kind != "f" else a.astype(np.float32, copy=False) for a in inputs]
-        count = 3 if node.op_type == "LSTM" else 2
-        names = [f"i{k}" if a is not None else "" for k, a in enumerate(arrays)]
-        plain = helper.make_node(node.op_type, names, ["Y", "Y_h", "Y_c"][:count], name=node.name)
-        plain.attribute.extend(attribute for attribute in node.attribute if attribute.name not in self.ignored)
-        if arrays[2] is not None and all(attribute.name != "hidden_size" for attribute in node.attribute):
-            plain.attribute.append(helper.make_attribute("hidden_size", arrays[2].shape[-1]))
-        return [array.astype(X.dtype) for array in self._run(plain, arrays, key=id(node))]
-
-    def _run(self, node: Any, inputs: Sequence[Array | None], key: int | None = None) -> list[Array]:
-        arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
-        session_key = key or id(node), tuple(array.dtype for array in arrays.values())
-        if session_key not in self.sessions:
-            self.sessions[session_key] = self._session(node, arrays)
+    def __call__(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
+        arrays = {f"i{k}": array for k, array in enumerate(inputs) if array is not None}
+        dtype = np.dtype(np.float32)  # of recurrent nodes, for which it has no others
+        if is_recurrent(node):
+            if "i0" not in arrays or not all(array.size for array in arrays.values()):  # it would end the process
+                raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
+            dtype = arrays["i0"].dtype
+            floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+            arrays |= {name: array.astype(np.float32, copy=False) for name, array in floats.items()}
+        key = id(node), *((name, array.dtype) for name, array in arrays.items())
+        if key not in self.sessions:
+            self.sessions[key] = self._session(node, arrays)
         try:
-            results = self.sessions[session_key](arrays)
-        except MemoryError:
+            results = self.sessions[key](arrays)
+        except (MemoryError, NotCompared):
             raise
         except Exception as error:  # onnxruntime's, of many kinds
             raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run: {_reason(error)}") from error
-        if results is None:
-            raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run")
-        return [results.get(name, np.empty(0)) for name in node.output]
+        return [array.astype(dtype) for array in results] if is_recurrent(node) else results
 
-    def _session(self, node: Any, arrays: Mapping[str, Array]) -> Evaluator:
-        """Return what computes a node's results by name; None if it cannot take the values."""
+    def _session(self, node: Any, arrays: Mapping[str, Array]) -> Callable[[dict[str, Array]], list[Array]]:
+        """Return what computes the results of a node from its inputs, by their positions."""
         from onnx import helper
 
-        for attribute in node.attribute:
-            has_graph = attribute.HasField("g") or attribute.graphs or attribute.tensors or attribute.ref_attr_name
-            has_graph = has_graph or attribute.HasField("sparse_tensor")
-            if has_graph or attribute.t.data_location == attribute.t.EXTERNAL:
-                raise NotCompared(f"{key_of(node)} ({node.op_type}) has an attribute that is not in it")
+        if has_more(node):
+            raise NotCompared(f"{key_of(node)} ({node.op_type}) has an attribute that is not in it")
+        names = [f"i{k}" if f"i{k}" in arrays else "" for k in range(len(node.input))]
+        outputs = [f"o{k}" for k in range(len(node.output))]
+        attributes = [attribute for attribute in node.attribute if attribute.name not in self.ignored]
+        if is_recurrent(node):
+            outputs = ["Y", "Y_h", "Y_c"][: 3 if node.op_type == "LSTM" else 2]
+            attributes = [attribute for attribute in attributes if attribute.name != "hidden_size"]
+            attributes.append(helper.make_attribute("hidden_size", arrays["i2"].shape[-1]))
+        plain = helper.make_node(node.op_type, names, outputs, name=key_of(node))
+        plain.attribute.extend(attributes)
         infos = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
             for name, array in arrays.items()
         ]
-        names = [*filter(None, node.output)]
-        graph = helper.make_graph([node], "node", infos, [*map(helper.make_empty_tensor_value_info, names)])
+        graph = helper.make_graph([plain], "node", infos, [*map(helper.make_empty_tensor_value_info, outputs)])
         model = helper.make_model(graph, opset_imports=self.opsets, ir_version=8)
         options = self.onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.graph_optimization_level = self.onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        providers = ["CPUExecutionProvider"]
         try:
-            session = self.onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            session = self.onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
         except Exception as error:  # it has no kernel for float64, or does not know the opset
             if is_recurrent(node):
                 raise NotCompared(f"onnxruntime does not take {node.op_type}: {_reason(error)}") from error
-            return evaluator(node, arrays, self.opsets)
-        return lambda values: dict(zip(names, session.run(names, dict(values)), strict=True))
+            return lambda arrays: _draw_or_compute(self.opsets, plain, [arrays.get(name) for name in plain.input])
+        return partial(session.run, None)
 
 
 def _reason(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -103,11 +102,6 @@ def cells_of(caller: str, layer: Any) -> tuple[RecurrentCell, ...]:
     return tuple(cells)
 
 
-def clips(limit: float) -> bool:
-    """Return whether a limit limits anything."""
-    return limit > 0 and math.isfinite(limit)
-
-
 _REFUSALS = {  # messages, by the argument that is not the default
     "wci": "the LSTM has peepholes, {target} has none; an ONNX node has (to_onnx)",
     "w_p": "the LSTM has a projection, w_p, {target} has none; a torch.nn.LSTM has (to_torch)",
@@ -128,13 +122,21 @@ def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Col
     parameters = inspect.signature(type(cell)).parameters
     for name, value in cell._arguments().items():
         is_weight = isinstance(value, np.ndarray)
-        if name in takes or (name.endswith("_clip") and not clips(value)):
+        if name in takes or (name.endswith("_clip") and not 0 < value < np.inf):
             continue
         if not is_weight and name in parameters and value == parameters[name].default:
             continue
         shown = f"the weights {name}" if is_weight else f"{name}={value!r}"
         text = _REFUSALS.get(name, f"the {type(cell).__name__} has {shown}, {target_name} has no such thing")
         raise ConversionError(f"{caller}: {text.format(value=value, target=target_name)}")
+
+
+def zoneout_remark(label: str) -> str:
+    """Say that a cell, which messages call by the label, is converted without its zoneout."""
+    return (
+        f"{label} has zoneout by its name, which is not converted: it mixes the states before and after each step,"
+        f" in inference, too. Call the layer for one step at a time, and mix them"
+    )
 
 
 def is_of(packages: Iterable[str], thing: Any, name: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..activations import Activation
 from ..gates import ORDERS
 from ..layers import GRU, LSTM, RNN
 from ..optable import Array, peephole_names
-from .shared import ConversionError, check_shapes, read_arrays, read_names
+from .shared import ConversionError, check_shapes, read_arrays, read_names, zoneout_remark
 
 FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "LSTMBlockCell": 1.0,
@@ -125,7 +126,7 @@ def from_tf1(
     TypeError
         variables is no mapping, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        The cell has layer normalization, or its projection has a bias.
+        The projection of the cell has a bias.
     ValueError
         There is no cell, or several match, or shapes are wrong.
 
@@ -149,11 +150,7 @@ def from_tf1(
     values: dict[str, Any] = {role: arrays[name] for role, name in names.items()}
     label = f"{caller}: the cell {scope!r}"
     if "zoneout" in scope.lower():
-        warnings.warn(
-            f"{label} has zoneout by its name, which is not converted: it mixes the states before and after each step,"
-            f" in inference, too. Call the layer for one step at a time, and mix them",
-            stacklevel=2,
-        )
+        warnings.warn(zoneout_remark(label), stacklevel=2)
     if kind != "LSTM":
         is_set = {"forget_bias": forget_bias is not None, "cell_clip": bool(cell_clip), "proj_clip": bool(proj_clip)}
         if extra := [name for name in is_set if is_set[name]]:
@@ -222,36 +219,18 @@ def _find(
         complete = [
             key for key in complete if re.search("lstm|gru|rnn", key[0].split("/")[-1], re.IGNORECASE)
         ] or complete
-    if len(complete) != 1:
-        _refuse_cells(caller, variables, cells, complete, scope)
-    return *complete[0], cells[complete[0]]
-
-
-def _refuse_cells(
-    caller: str,
-    variables: Mapping[str, Any],
-    cells: Mapping[tuple[str, str], dict[str, str]],
-    complete: Sequence[tuple[str, str]],
-    scope: str | None,
-) -> None:
-    """Refuse variables of no cell or of several in a scope."""
     where = "" if scope is None else f" in the scope {scope!r}"
-    inside = [name for name in variables if scope is None or name.startswith(f"{scope}/")]
-    if any(re.search(r"/part_\d+(:0)?$", name) for name in inside):
-        raise ValueError(
-            f"{caller}: variables are in parts{where} (.../part_0); join them along their first axis under the name"
-            f" without /part_0"
-        )
-    if any(re.search("/(gamma|beta)(:0)?$", name) for name in inside):
-        raise ConversionError(f"{caller}: there is layer normalization{where}, which the block cells do not have")
-    if complete:
+    if len(complete) > 1:
         scopes = [key[0] for key in complete]
         raise ValueError(f"{caller}: expected one cell{where}, found {scopes}; say which with scope=")
-    cell_names = sorted({name for names in cells.values() for name in names.values() if name in inside})
-    raise ValueError(
-        f"{caller}: expected one cell{where}: kernel and bias of an LSTM or RNN, or w_ru, w_c, b_ru and b_c"
-        f" (gates/kernel and so on) of a GRU. Of these there are {cell_names or 'none'}"
-    )
+    if not complete:
+        names = chain.from_iterable(names.values() for names in cells.values())
+        inside = {name for name in names if scope is None or name.startswith(f"{scope}/")}
+        raise ValueError(
+            f"{caller}: expected one cell{where}: kernel and bias of an LSTM or RNN, or w_ru, w_c, b_ru and b_c"
+            f" (gates/kernel and so on) of a GRU. Of these there are {sorted(inside) or 'none'}"
+        )
+    return *complete[0], cells[complete[0]]
 
 
 def _gru_arguments(label: str, values: Mapping[str, Array]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from .shared import (
     read_arrays,
     read_names,
     split_cell,
+    zoneout_remark,
 )
 
 CALLER = "from_torch"
@@ -80,7 +81,8 @@ def from_torch(
     Warns
     -----
     UserWarning
-        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known.
+        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known. A module or a
+        name says zoneout, which is not converted.
 
     Raises
     ------
@@ -114,6 +116,9 @@ def from_torch(
     layers = assembly.layers
     state = None if initial_state is None else _initial_state(source, layers, initial_state)
     outcome = Outcome() if check is False else _compare(module, prefix, assembly, state, check)
+    if check is False or prefix is not None or outcome.remarks:  # not all of a model was compared
+        mixed = [repr(key) if key else "the model" for key in assembly.keys if _is_in_zoneout(module, key)]
+        remarks += [zoneout_remark(" and ".join(mixed))] if mixed and not isinstance(layers, Dense) else []
     warn_once(CALLER, [*assembly.left_out, *outcome.left_out], [*remarks, *outcome.remarks], stacklevel=2)
     return layers if initial_state is None else (layers, state)
 
@@ -147,7 +152,8 @@ def _convert(
     if is_of(("torch",), type(module), "Linear"):
         return Assembly(_dense(weights, ""), None, ("",), []), remarks
     if not groups:
-        inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
+        mappings = {key: value for key, value in source.items() if isinstance(value, Mapping)}
+        inner = [key for key, value in mappings.items() if any(_NAME.match(str(name)) for name in value)]
         if advice := _quantized_advice(source):
             raise ConversionError(f"{CALLER}: {advice}")
         advice = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
@@ -186,14 +192,20 @@ def _compare(module: Any, prefix: str | None, assembly: Assembly, state: Any, ch
     return outcome if prefix is None else Outcome(remarks=outcome.remarks)
 
 
+def _is_in_zoneout(module: Any, key: str) -> bool:
+    """Return whether a part of a model has zoneout by its name or by the class of a module around it."""
+    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
+    around = [name for name in modules if f"{key}.".startswith(f"{name}." if name else "")]
+    return "zoneout" in " ".join([key, *(type(modules[name]).__name__ for name in around)]).lower()
+
+
 def _initial_state(source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
     """Read the state of a layer from the parameters of these names."""
     if isinstance(layer, (dict, Dense)):
         prefixes = [f"{key}." if key else "" for key in layer] if isinstance(layer, dict) else []
         expected = f"a prefix, too, of {prefixes}" if prefixes else "an LSTM, a GRU or an RNN"
         raise ValueError(f"{CALLER}: initial_state is given; expected {expected}")
-    parts = layer.layers if isinstance(layer, Stack) else (layer,)
-    cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(CALLER, part)]
+    cells: list[Any] = [leaf for leaf in layer._leaves().values() if not isinstance(leaf, Dense)]
     sizes = {"h": cells[0].output_size} | ({"cs": cells[0].hidden_size} if isinstance(cells[0], LSTM) else {})
     if isinstance(names, str) or len(names) != len(sizes) or not {*names} <= source.keys():
         expected = f"expected the names that {' and '.join(sizes)} have in the source, {('h0', 'c0')[: len(sizes)]} say"
@@ -266,11 +278,6 @@ def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:
         f"PyTorch quantizes the LSTM, GRU or RNN that has {matches[0][0]}: load the model without that (in EasyOCR by"
         f" quantize=False), convert it, and call layer.quantize('int8')"
     )
-
-
-def _has_weights(source: Mapping[Any, Any]) -> bool:
-    """Return whether there are weights of an LSTM, a GRU or an RNN, by their names."""
-    return any(isinstance(name, str) and _NAME.match(name) for name in source)
 
 
 def _add_modules(
@@ -380,18 +387,16 @@ def _suffixes(prefix: str, names: set[str]) -> list[list[str]]:
         kinds += ["bias_ih", "bias_hh"]
     if any(name.startswith("weight_hr") for name in names):
         kinds.append("weight_hr")
-    extra_names, suffixes = set(names), []
-    for layer in [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]:
-        suffixes.append([layer + direction for direction in directions])
-        for name in (kind + suffix for suffix in suffixes[-1] for kind in kinds):
-            if name not in extra_names:
-                raise ValueError(
-                    f"{CALLER}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
-                    f" every layer and direction"
-                )
-            extra_names.remove(name)
-    if extra_names:
-        extra = ", ".join(prefix + name for name in sorted(extra_names))
+    layers = [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]
+    suffixes = [[layer + direction for direction in directions] for layer in layers]
+    expected = [kind + suffix for suffixes_of_layer in suffixes for suffix in suffixes_of_layer for kind in kinds]
+    if missing := [name for name in expected if name not in names]:
+        raise ValueError(
+            f"{CALLER}: {prefix}{missing[0]} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
+            f" every layer and direction"
+        )
+    if extra_names := sorted(names - {*expected}):
+        extra = ", ".join(prefix + name for name in extra_names)
         raise ValueError(f"{CALLER}: {extra} would be left over; remove what is none of its weights")
     return suffixes
 

@@ -22,7 +22,7 @@ _EXPECTED = (
     "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
     " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
 )
-_KERAS = "it is a model of Keras': pass its path to blockcell.convert.from_keras"
+_KERAS = "it is a model of Keras': layer = blockcell.convert.from_keras(path) reads it, layer.save(out) saves it"
 _HINTS = {  # for files of other programs, by their endings
     ".h5": _KERAS,
     ".hdf5": _KERAS,

@@ -17,7 +17,6 @@ from convert_cases import (
     gru,
     lstm,
     made,
-    model_of,
     onnx_graph,
     onnx_weights,
     rng,
@@ -289,8 +288,8 @@ def test_onnx_states_that_are_the_callers(makers, initializers, places):
             assert_same(convert.from_onnx(model, **options, check=is_valid), expected)
         found = [str(each.message) for each in record if "left out" not in str(each.message)]
         assert found == [
-            f"from_onnx: left to the caller: LSTM 'a' has {places}. Here a layer starts from zeros unless its call"
-            f' tells it: y, state = layer(x, state={{"h": ..., "cs": ...}})'
+            f"from_onnx: left to the caller: LSTM 'a' has {places}. Here a layer starts from zeros unless its call has"
+            " state="
         ]
         assert {each.filename for each in record} == {__file__}
 
@@ -304,44 +303,8 @@ def test_onnx_lengths_that_are_the_callers():
         source = ", of 'x_lens'" if each is model else ""
         assert text == (
             f"from_onnx: left to the caller: LSTM 'a' has sequence_lens 'lens' (input[4]{source}). Here a layer"
-            f" takes every step unless its call tells it: y, state = layer(x, lengths=...)"
+            f" takes every step unless its call has lengths="
         )
-
-
-def test_the_calls_that_warnings_show():
-    """They are those that the layer takes, and with the state of the model they give its results."""
-    weights = {f"{k}{name}": array for k in "ab" for name, array in onnx_weights("GRU").items()}
-    weights["bW"] = rng().uniform(-1, 1, (1, 3 * H, H))
-    weights |= {"one": np.array([1])} | {f"{k}": np.array([k]) for k in range(3)}
-    nodes = [
-        made("Slice", ["s", "0", "1"], "as"),
-        made("Slice", ["s", "1", "2"], "bs"),
-        helper.make_node("GRU", ["X", "aW", "aR", "aB", "", "as"], ["A"], name="a"),
-        made("Squeeze", ["A", "one"], "A2"),
-        helper.make_node("GRU", ["A2", "bW", "bR", "bB", "", "bs"], ["Z"], name="b"),
-    ]
-    model = model_of(nodes, weights, ["Z"], inputs="Xs")
-    layer, text = warned(convert.from_onnx, model)
-    assert text.endswith('y, state = layer(x, state={0: {"h": ...}, 1: {"h": ...}})')
-    g = rng()
-    x, s = g.standard_normal((T, B, I)), g.uniform(-1, 1, (2, B, H))
-    y, _ = layer(x, state={0: {"h": s[0]}, 1: {"h": s[1]}})
-    expected = ReferenceEvaluator(model).run(None, {"X": x, "s": s})[0]
-    np.testing.assert_allclose(y, onnx_y(expected), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("layer", "expected"),
-    [
-        (lambda g: Bidirectional(lstm(g), lstm(g)), '{"fw": {"h": ..., "cs": ...}, "bw": {"h": ..., "cs": ...}}'),
-        (lambda g: gru(g), '{"h": ...}'),
-    ],
-)
-def test_the_states_that_warnings_show(layer, expected):
-    node, initializers = convert.to_onnx(layer(rng()))
-    node.input.extend(["", "h"])
-    model = helper.make_model(onnx_graph([node], initializers, ["rnn_Y"], inputs=["rnn_X"]))
-    assert warned(convert.from_onnx, model)[1].endswith(f"y, state = layer(x, state={expected})")
 
 
 @pytest.mark.parametrize(

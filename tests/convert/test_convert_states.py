@@ -216,6 +216,16 @@ def test_states_that_are_no_constants(makers):
     assert str(record[-1].message).startswith("from_onnx: left to the caller: LSTM 'y' has initial_h 'h' (input[5]")
 
 
+def test_states_of_nodes_that_are_not_computed():
+    """Random numbers stand for what they give: no two draws have the same, also for fixed steps and rows."""
+    weights = onnx_weights("GRU") | {"h0": random_states(rng(), 1, 1, H)}
+    model = model_of([made("Exp", ["h0"], "h"), node_of("GRU")], weights)
+    for size in (T, 1, I):
+        model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
+    with pytest.warns(UserWarning, match="^from_onnx: left to the caller: GRU 'y' has initial_h 'h'"):
+        assert convert.from_onnx(model, initial_state=True)[1] is None
+
+
 @pytest.mark.parametrize(
     ("h", "error", "message"),
     [

@@ -227,14 +227,6 @@ def test_tf1_cudnn_gru(scope, cell):
             {},
             "has a projection with a bias",
         ),
-        (
-            {
-                "layer_norm_basic_lstm_cell/kernel": np.ones((7, 16)),
-                "layer_norm_basic_lstm_cell/input/gamma": np.ones(4),
-            },
-            {},
-            "layer normalization",
-        ),
     ],
 )
 def test_tf1_refused(variables, options, message):
@@ -251,7 +243,8 @@ def test_tf1_refused(variables, options, message):
         ({"a/kernel": np.ones(1)}, {}, ValueError, r"there are \['a/kernel'\]"),
         (tf1_gru(), {"forget_bias": 1.0}, ValueError, "is a GRU, which has no forget_bias"),
         (tf1_gru(), {"cell": "LSTMCell"}, ValueError, "expected one cell"),
-        ({f"{name}/part_0": value for name, value in tf1_lstm().items()}, {}, ValueError, "variables are in parts"),
+        ({f"{name}/part_0": value for name, value in tf1_lstm().items()}, {}, ValueError, "there are none"),
+        ({"layer_norm_basic_lstm_cell/kernel": np.ones((7, 16))}, {}, ValueError, "kernel and bias of an LSTM"),
         (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(15, np.float32)}, {}, ValueError, r"b has shape \(15,\);"),
         (tf1_lstm() | {"rnn/lstm_cell/w_i_diag": np.ones(H, np.float32)}, {}, ValueError, r"only \['wci'\]"),
         (tf1_gru() | {"rnn/gru_cell/b_c": np.ones(3, np.float32)}, {}, ValueError, r"b_c has shape \(3,\)"),

@@ -279,6 +279,15 @@ def test_weight_drop(form):
     assert [*source] == names
 
 
+@pytest.mark.parametrize("prefix", [None, "decoder.zoneout.lstm."])
+def test_zoneout_by_a_name(prefix):
+    """Weights do not tell what is around a cell, so the name counts, also where nothing is compared."""
+    _, text = warned(convert.from_torch, torch_weights("decoder.zoneout.lstm."), prefix=prefix, check=False)
+    assert text.startswith(
+        "from_torch: 'decoder.zoneout.lstm' has zoneout by its name, which is not converted: it mixes"
+    )
+
+
 QUANTIZED = {
     "LSTM": "0._all_weight_values.0.param",
     "LSTMCell": "0._packed_weight_ih",

@@ -9,9 +9,9 @@ from tracked import ROOT, tracked_files
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12445,
     "blockcell": 12265,
-    "blockcell/convert": 6740,
+    "blockcell/convert": 6580,
     "blockcell/tensorflow": 8840,
-    "onnx_export": 5515,
+    "onnx_export": 5500,
     "tests": 42850,
     "tools": 3735,
     "benchmarks": 3790,

@@ -557,7 +557,7 @@ def test_what_is_none_of_the_formats(tmp_path):
         opened(tmp_path)
     for name, words in [
         ("notes.txt", expected),
-        ("a.h5", "a model of Keras'.*from_keras"),
+        ("a.h5", r"a model of Keras': layer = blockcell.convert.from_keras\(path\) .*, layer.save\(out\)"),
         ("a.KERAS", "a model of Keras'.*from_keras"),
         ("a.onnx", "from_onnx"),
         ("a.pth", "from_torch"),

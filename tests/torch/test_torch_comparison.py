@@ -578,6 +578,14 @@ class StepModel(nn.Module):
         return self.cell(x, state)
 
 
+@pytest.mark.parametrize("options", [{"prefix": "decoder.cell."}, {"check": False}, {}], ids=repr)
+def test_zoneout_around_a_cell(options):
+    """Neither a comparison of the cell alone nor none shows it: the class's name does."""
+    model = nn.ModuleDict({"decoder": type("ZoneOutCell", (StepModel,), {})()})
+    assert "'decoder.cell' has zoneout by its name, which is not converted" in converted(model, **options)[1]
+    assert converted(StepModel(), prefix="cell.")[1] == ""
+
+
 def hooked():
     model = nn.LSTM(4, 4)
     model.register_forward_hook(lambda *_: None)
