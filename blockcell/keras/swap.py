@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import keras
 
 from ..argument_reader import ArgumentReader
+from ..convert.keras_description import describe
 from ..convert.keras_layers import is_cell_activation
-from ..convert.keras_objects import describe
 from ..replacement import Report
 from .computation import Computation
 
