@@ -30,7 +30,8 @@ class Report:
         if self.left:
             lines += [f"left {len(self.left)}:", *_report_lines(self.left)]
         elif not self.changed:
-            lines[0] += f": the model has no {self.noun} that is an LSTM, GRU or RNN"
+            none = "that is an LSTM, GRU or RNN" if self.action == "replaced" else "that is replaced"
+            lines[0] += f": the model has no {self.noun} {none}"
         return "\n".join(lines)
 
 

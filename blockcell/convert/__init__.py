@@ -26,19 +26,17 @@ Each module imports only from those above it:
 ``onnx.py``               `from_onnx`, `to_onnx`
 ``hdf5_bytes.py``         what is read of HDF5 files without h5py
 ``hdf5.py``               HDF5 files that are not trusted: the module that imports h5py
-``keras_description.py``  `KerasLayer`, which describes a layer or a model of Keras
-``keras_config.py``       descriptions from the JSON of Keras 1, 2 and 3
+``keras_description.py``  `KerasLayer`, which describes a layer or a model of Keras, and of those in memory
+``keras_config.py``       descriptions from the JSON of Keras 2 and 3
 ``keras_stored.py``       the arrays in an HDF5 file of Keras
 ``keras_files.py``        descriptions from files
-``keras_objects.py``      descriptions of layers and models in memory
 ``keras_layers.py``       the layers made of descriptions and of arrays
-``keras_inputs.py``       random inputs for models in memory
 ``keras_run.py``          models in memory, run and compared with the layers that they became
 ``keras.py``              `from_keras`, `to_keras`
 ========================  ==============================================================================================
 
 The interface for ``keras`` and ``onnx_export`` consists of the names of this package, of ``onnx_activations.py``,
-``onnx_graph.py``, ``shared.py``, ``keras_layers.py`` and ``keras_objects.py``.
+``onnx_graph.py``, ``shared.py``, ``keras_layers.py`` and ``keras_description.py``.
 """
 
 from .keras import from_keras, to_keras

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,9 +15,9 @@ from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import snapshot_of
 from ..optable import Array
-from .comparison import NOT_COMPARED
+from .comparison import NotCompared
 from .keras_config import default_gates
-from .keras_description import KERAS_2_HARD_SIGMOID, KerasLayer
+from .keras_description import KERAS_2_HARD_SIGMOID, KerasLayer, describe
 from .keras_layers import (
     OWN_CALL,
     add_mask_hints,
@@ -26,14 +26,11 @@ from .keras_layers import (
     cells_in,
     convert_layer,
     dense_from_arrays,
-    is_cudnn,
-    joining_remark,
     step_of_layer,
 )
-from .keras_objects import describe
 from .keras_run import compare_with_source, is_whole
 from .models import Assembly, Step, assemble, labels_left_out, warn_once
-from .shared import ConversionError, cells_of, gates_of_shape, split_cell
+from .shared import ConversionError, cells_of, split_cell
 
 
 def from_keras(
@@ -103,9 +100,9 @@ def from_keras(
     -----
     UserWarning
         Parts of a model are skipped, such as an Embedding; the warning says what to pass to calls for a mask, for the
-        state of another layer, or for ``stateful=True``. The layers come in a dict: the warning says which reads what.
-        The source could not be compared with the result. The arrays of a ``Dense`` become a `Dense` without activation
-        that runs at each step. The arrays of an LSTM or a GRU without `recurrent_activation` get sigmoid.
+        state of another layer, or for ``stateful=True``. The layers come in a dict, as they are not one behind the
+        other. The source could not be compared with the result. The arrays of a ``Dense`` become a `Dense` without
+        activation that runs at each step. The arrays of an LSTM or a GRU without `recurrent_activation` get sigmoid.
 
     Raises
     ------
@@ -132,7 +129,7 @@ def from_keras(
         if activation is not None or recurrent_activation is not None:
             expected = "expected arrays, as a layer has its own"
             raise ValueError(f"{caller}: activation or recurrent_activation is given; {expected}")
-        converted = _convert(caller, describe(source), source, check)
+        converted = _convert(caller, describe(source), check)
     elif isinstance(source, bytes) or not isinstance(source, Sequence):
         kinds = "LSTM, GRU, SimpleRNN or Bidirectional layer"
         expected = f"expected a Keras {kinds}, the arrays of its get_weights(), or a list of these"
@@ -140,9 +137,7 @@ def from_keras(
     else:
         converted = _from_list(caller, source, options, check)
         _check_activations(caller, converted.layers, options)
-        remarks = _remarks_of_arrays(converted.ambiguous, "sigmoid" if recurrent_activation is None else None)
-        converted = converted._replace(remarks=[*remarks, *dict.fromkeys(converted.remarks)])
-    warn_once(caller, converted.left_out, converted.remarks, stacklevel=2)
+    warn_once(caller, converted.left_out, dict.fromkeys(converted.remarks), stacklevel=2)
     return converted.layers
 
 
@@ -154,12 +149,10 @@ class _Converted(NamedTuple):
     left_out: list[str]
     """The labels of what is left out."""
     remarks: list[str]
-    ambiguous: Sequence[Layer] = ()
-    """The layers made of arrays that do not tell everything."""
 
 
-def _convert(caller: str, described: KerasLayer, source: Any, check: bool | None) -> _Converted:
-    """Convert a layer or a model; compare it with the object in memory, or None for a file."""
+def _convert(caller: str, described: KerasLayer, check: bool | None) -> _Converted:
+    """Convert a layer or a model; compare it with the object, if it is in memory."""
     steps: dict[str, Step] = {}
     if described.is_model:
         outputs = add_model(caller, steps, described)
@@ -171,18 +164,20 @@ def _convert(caller: str, described: KerasLayer, source: Any, check: bool | None
         outputs = (key,)
         assembly = Assembly(layer, None, outputs, labels_left_out(steps, outputs, outputs))
     layers, left_out = assembly.layers, assembly.left_out
-    joining = joining_remark(steps, layers) if isinstance(layers, dict) else ""
-    if check is False:
-        remarks = []
-    elif source is None:
-        remarks = [f"{NOT_COMPARED}, because a file is never run; load it with Keras and pass the model"]
-    else:
-        remarks = compare_with_source(caller, source, check, steps, outputs, assembly)
-    is_proven = check is not False and not any(NOT_COMPARED in remark for remark in remarks)
-    if outputs is None and not (is_proven and is_whole(assembly)):
+    remarks = ["the layers are not one behind the other"] if isinstance(layers, dict) and outputs is not None else []
+    is_proven = False
+    if check is not False:
+        try:
+            if described.instance is None:
+                raise NotCompared("a file is never run; load it with Keras and pass the model")
+            remarks += compare_with_source(caller, described.instance, check, steps, assembly, outputs is not None)
+            is_proven = is_whole(assembly)
+        except NotCompared as error:
+            remarks.append(error.remark)
+    if outputs is None and not is_proven:
         own_call = f"{described.name} ({described.kind}): {OWN_CALL}"
         left_out = [*left_out, own_call if described.name else "the order of the layers, which arrays do not tell"]
-    return _Converted(layers, left_out, [*filter(None, [joining]), *remarks])
+    return _Converted(layers, left_out, remarks)
 
 
 def _from_file(
@@ -196,7 +191,7 @@ def _from_file(
     if names and file.has_config:
         raise ValueError(f"{caller}: {' and '.join(names)} is given; expected arrays alone, as a model has its own")
     try:
-        converted = _convert(caller, file.model, None, check)
+        converted = _convert(caller, file.model, check)
     except ConversionError:
         raise
     except (RecursionError, TypeError, ValueError) as error:  # an object of Keras would not have been built
@@ -204,16 +199,8 @@ def _from_file(
     if file.has_config:
         return converted
     layers = [*converted.layers.values()] if isinstance(converted.layers, dict) else [converted.layers]
-    is_known = options["recurrent_activation"] is not None or not _has_open_gates(file.model)
-    remarks = _remarks_of_arrays(layers, None if is_known else default_gates(file.version))
-    return converted._replace(remarks=[*remarks, *converted.remarks])
-
-
-def _has_open_gates(layer: KerasLayer) -> bool:
-    """Return whether a layer has an LSTM or a GRU whose arrays do not tell its recurrent_activation, as cuDNN's do."""
-    if layer.layers:
-        return any(map(_has_open_gates, layer.layers))
-    return layer.is_cell and "SimpleRNN" not in layer.kind and not is_cudnn(layer.arrays)
+    gates = default_gates(file.version) if options["recurrent_activation"] is None else None
+    return converted._replace(remarks=[*_remarks_of_arrays(layers, gates), *converted.remarks])
 
 
 def _check_activations(caller: str, layer: Layer, options: Mapping[str, Any]) -> None:
@@ -292,12 +279,12 @@ def to_keras(layer: Layer) -> list[Any]:
 def _from_list(caller: str, source: Sequence[Any], options: Mapping[str, Any], check: bool | None) -> _Converted:
     """Convert a list of layers, of arrays, or of such lists; the options are for arrays."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
-        layers, ambiguous = _from_arrays(caller, source, options)
-        reason = f"{NOT_COMPARED}, because arrays are no model; pass the model or the layer"
-        layer = layers[0] if len(layers) == 1 else Stack(layers)
-        return _Converted(layer, [], [] if check is False else [reason], ambiguous)
+        layer = _from_arrays(caller, source, options)
+        remarks = _remarks_of_arrays([layer], "sigmoid" if options["recurrent_activation"] is None else None)
+        not_compared = NotCompared("arrays are no model; pass the model or the layer")
+        return _Converted(layer, [], remarks + ([] if check is False else [not_compared.remark]))
     parts = [
-        _convert(caller, describe(part), part, check)
+        _convert(caller, describe(part), check)
         if hasattr(part, "get_config")
         else _from_list(caller, part, options, check)
         for part in source
@@ -306,108 +293,72 @@ def _from_list(caller: str, source: Sequence[Any], options: Mapping[str, Any], c
     return _Converted(Stack(parts_of_stack), *([*chain.from_iterable(lists)] for lists in texts))
 
 
-class ArrayGroup(NamedTuple):
-    """Arrays of one cell, or of a Dense."""
-
-    arrays: list[Any]
-    shapes: list[tuple[int, ...]]
-    outputs: int
-
-    @property
-    def is_dense(self) -> bool:
-        return len(self.shapes) == 1 or len(self.shapes[1]) == 1
-
-
-def _from_arrays(caller: str, source: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Layer], list[Layer]]:
-    """Convert arrays of one layer after the other; return the layers, and those whose arrays do not tell everything."""
+def _from_arrays(caller: str, source: Sequence[Any], options: Mapping[str, Any]) -> Layer:
+    """Convert the arrays of one layer, or of several, each of which reads the output of the one before it."""
     activations = {name: options[name] or default for name, default in DEFAULTS.items()}
-    shapes = [np.shape(array) for array in source]
-    is_embedded = [*map(len, shapes)] == [2, 2, 2] and shapes[0][1] != shapes[1][1] == shapes[2][1]  # and has no bias
-    if len(source) in (2, 3) and len(shapes[1]) != 1 and not is_embedded:
-        layer = cell_from_arrays(caller, source, options["reset_after"], activations)
-        return [layer], [] if is_cudnn(source) else [layer]
-    parts = _parts(caller, source)
     layers: list[Layer] = []
-    ambiguous: list[Layer] = []
-    for count in _grouping(caller, parts):
-        first, *second = parts[:count]
-        del parts[:count]
-        if first.is_dense:
-            layers.append(dense_from_arrays(caller, first.arrays))
-            ambiguous.append(layers[-1])
+    start = 0
+    for count in _divide(caller, [np.shape(array) for array in source]):
+        arrays = source[start : start + count]
+        start += count
+        if count == 1 or np.ndim(arrays[1]) == 1:
+            layers.append(dense_from_arrays(caller, arrays))
             continue
-        pair = first, *second
-        cells = [cell_from_arrays(caller, part.arrays, options["reset_after"], activations) for part in pair]
-        layers.append(Bidirectional(*cells) if second else cells[0])
-        ambiguous += [] if is_cudnn(first.arrays) else layers[-1:]
-    return layers, ambiguous
+        halves = [arrays] if count < 4 else [arrays[: count // 2], arrays[count // 2 :]]
+        cells = [cell_from_arrays(caller, half, options["reset_after"], activations) for half in halves]
+        layers.append(Bidirectional(*cells) if cells[1:] else cells[0])
+    return layers[0] if len(layers) == 1 else Stack(layers)
 
 
-def _parts(caller: str, source: Sequence[Any]) -> list[ArrayGroup]:
-    """Group the arrays of a list by the cell or the Dense that they belong to."""
-    if not source:
-        raise ValueError(f"{caller}: got no arrays; expected those of get_weights() of a layer or a model")
-    shapes = [np.shape(array) for array in source]
-    parts: list[ArrayGroup] = []
-    k = 0
-    while k < len(shapes):
-        kernel, second, third = (*shapes[k : k + 3], (), ())[:3]
-        if len(kernel) != 2:
-            raise ValueError(
-                f"{caller}: array {k} has shape {kernel}; expected the kernel of an LSTM, a GRU or a Dense. If the"
-                f" model has other layers, too, pass the model itself, or the arrays of these layers alone"
-            )
-        outputs, count = kernel[1], 0
-        if len(second) == 2 and kernel[1] == second[1] and (gates_of_shape(second) or 1) > 1:
-            outputs = second[0]
-            count = 3 if len(third) == 1 or third == (2, kernel[1]) else 2
-        elif second == (outputs, outputs) and len(source) in (4, 6) and _are_twins(shapes):
-            count = len(source) // 2  # a Bidirectional of SimpleRNNs: with I = H, `_grouping` finds two ways
-        elif second == kernel[1:]:
-            count = 2
-        elif k and second != (outputs, outputs):  # a SimpleRNN's arrays would begin like that, and an Embedding's at 0
-            count = 1
-        if not count:
-            raise ValueError(
-                f"{caller}: array {k} has shape {kernel}, and no bias comes after it: it may be of an Embedding, a"
-                f" SimpleRNN or a Dense with use_bias=False. Pass the model itself; or, of an Embedding, leave that"
-                f" array out{': weights[1:]' if not k else ''}; or, of a Dense, pass its kernel and np.zeros({outputs})"
-                f" as its bias"
-            )
-        parts.append(ArrayGroup([*source[k : k + count]], shapes[k : k + count], outputs))
-        k += count
-    return parts
-
-
-def _are_twins(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether these are the shapes of two layers that are alike."""
+def _divide(caller: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return how many arrays of these shapes each layer has; refuse shapes that do not tell it."""
+    if len(shapes) in (2, 3) and len(shapes[1]) == 2:
+        return (len(shapes),)  # a cell, whose shapes are checked later
     half = len(shapes) // 2
-    return shapes[:half] == shapes[half:]
-
-
-def _grouping(caller: str, parts: list[ArrayGroup]) -> tuple[int, ...]:
-    """Return how many groups each layer has, two for a Bidirectional, as each layer reads the output before it."""
-    ways: list[list[tuple[int, ...]]] = [[()]]  # from each group on: none, the only one, or two of several
-    for k in reversed(range(len(parts))):
-        twins = not parts[k].is_dense and parts[k + 1 :] and parts[k].shapes == parts[k + 1].shapes
-        fitting = [
-            count
-            for count in ((1, 2) if twins else (1,))
-            if k + count == len(parts) or parts[k + count].shapes[0][0] == count * parts[k].outputs
-        ]
-        ways.insert(0, [(count, *rest) for count in fitting for rest in ways[count - 1]][:2])
-    if len(ways[0]) == 1:
+    gates = (1, 3, 4) if half in (2, 3) and shapes[:half] == shapes[half:] else (3, 4)
+    ways: list[list[tuple[int, ...]]] = [*([] for _ in shapes), [()]]  # from each array on: none, the only one, or two
+    for k in reversed(range(len(shapes))):
+        for count, outputs in _possible_layers(shapes[k : k + 6], gates, is_first=k == 0):
+            if k + count == len(shapes) or shapes[k + count][:1] == (outputs,):
+                ways[k] += [(count, *rest) for rest in ways[k + count]]
+        del ways[k][2:]
+    if shapes and len(ways[0]) == 1:
         return ways[0][0]
-    if ways[0]:
-        first, second = ways[0]
-        k = next(sum(first[:j]) for j in range(len(first)) if first[j] != second[j])
+    pairs = [*zip(*ways[0], strict=False)]  # of two ways
+    j = next((j for j, pair in enumerate(pairs) if len({*pair}) > 1), None)
+    if j is not None and max(pairs[j]) == 2 * min(pairs[j]):
+        size = shapes[sum(ways[0][0][:j])][0]
         raise ValueError(
-            f"{caller}: with I = H = {parts[k].outputs}, the {2 * len(parts[k].arrays)} arrays are those of a"
-            f" Bidirectional or of two layers, one on the other; pass the Keras model or its layers, or convert the"
-            f" arrays of each cell alone and put the cells into a blockcell.Bidirectional or a blockcell.Stack"
+            f"{caller}: with I = H = {size}, the {max(pairs[j])} arrays are those of a Bidirectional or of two layers,"
+            f" one on the other; pass the Keras model or its layers, or convert the arrays of each cell alone and put"
+            f" the cells into a blockcell.Bidirectional or a blockcell.Stack"
         )
-    sizes = [(part.shapes[0][0], part.outputs) for part in parts]
     raise ValueError(
-        f"{caller}: the arrays are of layers with {', '.join(f'{i} inputs and {o} outputs' for i, o in sizes)}, which"
-        f" do not stand one behind the other; convert the arrays of each alone"
+        f"{caller}: got arrays of shapes {', '.join(map(str, shapes))[:500]}; expected those of layers one behind the"
+        f" other: [kernel, recurrent_kernel, bias] of each LSTM or GRU, of both directions of a Bidirectional, and"
+        f" [kernel, bias] of each Dense, whose bias may be np.zeros. Of an Embedding, leave the array out: weights[1:]."
+        f" Or pass the model itself, or a list of such a list for each layer"
     )
+
+
+def _possible_layers(
+    shapes: Sequence[tuple[int, ...]], gates: Sequence[int], *, is_first: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield how many of these arrays the first layer may have, and the size of its output.
+
+    `gates` are the numbers of gates that cells may have: a SimpleRNN, of one gate, has the shapes of two Dense layers.
+    The first array of a list is no kernel without bias, as it may be that of an Embedding.
+    """
+    kernel, second, third = (*shapes, (), ())[:3]
+    if len(kernel) != 2:
+        return
+    columns = kernel[1]
+    if second == (columns,):
+        yield 2, columns
+    elif len(second) == 2 and second[1] == columns and columns in [number * second[0] for number in gates]:
+        for count in (2, 3) if third in ((columns,), (2, columns), (2 * columns,)) else (2,):
+            yield count, second[0]
+            if shapes[count : 2 * count] == shapes[:count]:
+                yield 2 * count, 2 * second[0]
+    elif not is_first and second != (columns, columns):
+        yield 1, columns

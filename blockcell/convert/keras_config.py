@@ -1,4 +1,4 @@
-"""Reading the JSON of Keras 1, 2 and 3: a layer or a model as `KerasLayer` describes it."""
+"""Reading the JSON of Keras 2 and 3: a layer or a model as `KerasLayer` describes it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from .keras_description import (
     LONGEST_NAME,
     KerasLayer,
     known_activation,
-    tensors_of,
 )
 
 MODELS = ("Sequential", "Functional", "Model")
 _MOST_NESTED = 2**4  # models and wrappers, one within the other
-_KERAS_1 = {"output_dim": "units", "inner_activation": "recurrent_activation", "bias": "use_bias"}
 
 
 class Version(NamedTuple):
@@ -38,11 +36,13 @@ class Version(NamedTuple):
         match = re.match(r"(\d{1,4})(?:\.(\d{1,4}))?", text)
         if match is None:
             raise FormatError(f"the version of Keras is {short(text)}; expected one such as 2.15.0")
+        if int(match[1]) < 2:
+            raise FormatError("it is of Keras 1; load it with Keras 2, and save it again")
         return cls(int(match[1]), int(match[2] or 0), text.endswith("-tf"))
 
 
 def snake_case(name: str) -> str:
-    """Return the name that Keras makes of a class's: cu_dnnlstm of CuDNNLSTM."""
+    """Return the name that Keras makes of a class's: simple_rnn of SimpleRNN."""
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
@@ -68,21 +68,17 @@ def describe_config(entry: Any, version: Version, depth: int = 0) -> KerasLayer:
         if module or kind not in MODELS:  # its call() may be another
             return KerasLayer(kind, name, {}, layers=layers, is_model=True)
         named_entries = [dict(inner, name=layer.name) for inner, layer in zip(entries, layers, strict=True)]
-        if kind != "Sequential":
-            _check_nodes(name, config, named_entries)
         return KerasLayer(kind, name, config | {"layers": named_entries}, layers=layers, is_model=True)
     if module:
         return KerasLayer(kind, name, config, module=module)
-    return _describe_layer("Dense" if kind == "TimeDistributedDense" else kind, name, config, version, depth)
+    return _describe_layer(kind, name, config, version, depth)
 
 
 def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Version, depth: int) -> KerasLayer:
-    """Describe one of Keras' own layers, with the names and the defaults of Keras 2 and 3."""
+    """Describe one of Keras' own layers, with the defaults of its version."""
     label = f"{kind} {name!r}"
     if kind in CUDNN:
         kind, config = CUDNN[kind], config | CUDNN_CONFIG
-    if version.major == 1:
-        config = {_KERAS_1.get(key, key): value for key, value in config.items()}
     inner: tuple[KerasLayer, ...] = ()
     is_cell = kind.removesuffix("Cell") in CELLS
     defaults: dict[str, Any] = {}
@@ -95,7 +91,6 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
     if is_cell or kind == "RNN":
         defaults |= {"return_sequences": False, "go_backwards": False}
     if kind in ("GRU", "GRUCell"):
-        config = config | ({"reset_after": False} if version.major == 1 else {})
         defaults["reset_after"] = None  # the bias tells
     if kind == "Activation":
         defaults["activation"] = "linear"
@@ -122,9 +117,7 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
     for key in defaults:
         value = config[key]
         if key in ("activation", "recurrent_activation"):
-            is_other = isinstance(value, Mapping) and _other_module(value)
-            is_known = isinstance(value, tuple) or is_other
-            config[key] = value if is_known else known_activation(value, is_older=version.major < 3)
+            config[key] = known_activation(value, is_older=version.major < 3)
         elif isinstance(defaults[key], bool) and not isinstance(value, bool):
             raise FormatError(f"{label} has {key}={short(value)}; expected true or false")
         elif key == "reset_after" and not (value is None or isinstance(value, bool)):
@@ -154,15 +147,3 @@ def _other_module(entry: Mapping[str, Any]) -> str:
     if is_own and registered in (None, entry.get("class_name")):
         return ""
     return str(module or registered)
-
-
-def _check_nodes(name: str, config: Mapping[str, Any], entries: list[dict[str, Any]]) -> None:
-    """Refuse a graph that does not say what its layers read, or what its results are."""
-    names = {entry["name"] for entry in entries}
-    for entry in entries:
-        nodes = entry.get("inbound_nodes")
-        if not isinstance(nodes, list) or not names.issuperset(source for source, _ in tensors_of(nodes)):
-            raise FormatError(f"the layer {entry['name']!r} of the model {name!r} does not say which layers it reads")
-    results = [source for source, _ in tensors_of(config.get("output_layers"))]
-    if not results or not names.issuperset(results):
-        raise FormatError(f"the model {name!r} does not say which layers give its results")

@@ -1,4 +1,4 @@
-"""Files of Keras 1, 2 and 3, read without Keras, as `KerasLayer` describes the model in them.
+"""Files of Keras 2 and 3, read without Keras, as `KerasLayer` describes the model in them.
 
 =================================  ====================================================================
 ``.h5``, ``.hdf5``                 a config, as JSON in an attribute, and arrays for each layer by name
@@ -35,7 +35,6 @@ _EXPECTED = f"expected {_KINDS}"
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\3\4"
 _SMALL_CONFIG = 2**18  # bytes that a config may have in any case
 _MOST_LISTS = 2**17  # and mappings of a config
-_KERAS_1 = "1"  # the version of files that have none
 
 
 class KerasFile(NamedTuple):
@@ -148,7 +147,9 @@ def _version_of(root: Group, config: Any) -> Version:
     if root.has_attribute("keras_version"):
         return Version.parse(root.text("keras_version"))
     is_newer = any(name in root for name in VARIABLES) or (isinstance(config, dict) and "module" in config)
-    return Version.parse("3.0" if is_newer else _KERAS_1)
+    if not is_newer:
+        raise FormatError("it does not tell its version, so it is of Keras 1; load it with Keras 2, and save it again")
+    return Version(3, 0)
 
 
 def _describe_model(config: Any, version: Version) -> KerasLayer:

@@ -20,7 +20,6 @@ from .shared import (
     RecurrentCell,
     check_shapes,
     count_gates,
-    gates_of_shape,
     make_cell,
     read_arrays,
 )
@@ -52,31 +51,51 @@ def add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: st
         return _add_part(steps, prefix[:-1], model.kind, inputs, OWN_CALL) if prefix else None
     layers = {layer.name: layer for layer in model.layers}
     starts = {name: k for k, (name, _) in enumerate(tensors_of(config.get("input_layers")))} if inputs else {}
-    reads = {name: () if name in starts else (*tensors_of(entry["inbound_nodes"]),) for name, entry in entries.items()}
     results: dict[str, _Keys] = {}
+    called_again: list[tuple[str, list[tuple[str, int]]]] = []  # the keys of their parts, and what all calls read
 
-    def keys_of(tensors: Iterable[tuple[str, int]]) -> _Keys:
-        """Return the keys of the steps that results of layers come from, None where a layer reads its own result."""
-        return tuple(_key_of_result(steps, results.get(name) or (), index) for name, index in tensors)
+    def keys_of(tensors: Sequence[tuple[str, int]], reader: str) -> _Keys:
+        """Return the keys of the steps that results of layers come from."""
+        if not tensors or not results.keys() >= {name for name, _ in tensors}:
+            raise ValueError(f"{caller}: the model {model.name!r} does not say which of the layers before it {reader}")
+        return tuple(_key_of_result(steps, results[name] or (), index) for name, index in tensors)
 
-    outputs = (*tensors_of(config.get("output_layers")),)
-    for name in _order_by_reads(reads, [name for name, _ in outputs]):
-        sources = (inputs or ())[starts[name] :][:1] if name in starts else keys_of(reads[name])
-        key, count = prefix + name, len(entries[name]["inbound_nodes"])
-        kind = layers[name].kind if name in layers else str(entries[name].get("class_name"))
+    for name, entry in entries.items():  # each is behind those that it reads
+        key, nodes = prefix + name, entry.get("inbound_nodes")
+        nodes = nodes if isinstance(nodes, list) else []
+        kind = layers[name].kind if name in layers else str(entry.get("class_name"))
+        tensors = [*tensors_of(nodes)]
+        is_recurrent = name in layers and layers[name].is_recurrent and len(nodes) == 1
+        states = tensors[1:] if is_recurrent else []
+        if states:  # those of other layers are not among the results that the model needs: a hint names the layers
+            tensors = [tensors[0], *(state for state in states if not state[1])]
+        if name in starts or kind == "InputLayer":
+            sources: _Keys = (inputs or ())[starts[name] :][:1] if name in starts else ()
+        elif len(nodes) > 1:  # a call may read what follows another one
+            sources = keys_of([tensor for tensor in tensors if tensor[0] in results], f"{name!r} reads")
+        else:
+            sources = keys_of(tensors, f"{name!r} reads")
+        if states:  # and they keep the layer from being joined with the one before it
+            sources = (*(sources or ()), *[None] * (1 + len(states) - len(tensors)))
         if name not in layers:
             steps[key] = Step(f"{key} ({kind})", sources, source=KerasLayer(kind, name, {}))
             results[name] = (key,)
             continue
         results[name] = _add_layer(caller, steps, layers[name], prefix, sources)
-        if count > 1:
-            results[name] = _add_part(steps, key, kind, results[name], "that it is called more than once")
-        elif layers[name].is_recurrent and sources and len(sources) > 1:
-            _add_state_hint(steps, key, [source for source, _ in reads[name][1:]], prefix)
-    return keys_of(outputs)
+        if len(nodes) > 1:
+            parts = _add_part(steps, key, kind, results[name], "that it is called more than once")
+            results[name] = parts
+            called_again.append((parts[0], tensors))
+        elif is_recurrent:
+            has_mask = len([*tensors_of(nodes, with_masks=True)]) > len([*tensors_of(nodes)])
+            steps[key] = steps[key]._replace(source=layers[name]._replace(has_mask=has_mask))
+            _add_state_hint(steps, key, [prefix + origin for origin, _ in states])
+    for part, tensors in called_again:
+        steps[part] = steps[part]._replace(inputs=(*(steps[part].inputs or ()), *(keys_of(tensors, part) or ())))
+    return keys_of([*tensors_of(config.get("output_layers"))], "gives its results")
 
 
-def _add_part(steps: dict[str, Step], key: str, kind: str, inputs: _Keys, hint: str) -> _Keys:
+def _add_part(steps: dict[str, Step], key: str, kind: str, inputs: _Keys, hint: str) -> tuple[str, ...]:
     """Add a step for what is dropped of a layer or a model behind its own steps, and return its key.
 
     Nothing that follows it is joined with these steps.
@@ -93,60 +112,33 @@ def _key_of_result(steps: dict[str, Step], keys: Sequence[str | None], index: in
     key = keys[0] if len(keys) == 1 else None
     if index < 0 or key is None or steps[key].layer is None:
         return key
-    names = _state_names(steps[key].source)[index - 1 :]
-    hint = f"its state {names[0] if names else index} is used, which a call returns beside y"
+    hint = "its states are used, which a call returns beside y"
     _add_part(steps, key, steps[key].source.kind, (), hint)
     return f"{key}: {hint}"
 
 
-def _state_names(source: KerasLayer) -> list[str]:
-    """Return the names of the states that a recurrent layer returns behind its y."""
-    if source.kind == "Bidirectional":
-        sides = zip(("forward", "backward"), source.layers, strict=True)
-        return [f"{name} ({side})" for side, half in sides for name in _state_names(half)]
-    return [name for cell in source.cells for name in ("h", "c")[: 1 + cell.kind.startswith("LSTM")]]
-
-
-def _add_state_hint(steps: dict[str, Step], key: str, origins: Sequence[str], prefix: str) -> None:
-    """Say of a recurrent layer, if it does so, that it starts from results of other layers."""
+def _add_state_hint(steps: dict[str, Step], key: str, origins: Sequence[str]) -> None:
+    """Say of a recurrent layer, if it does so, that its call starts from results of other layers."""
     step = steps[key]
-    x, *states = step.inputs or (None,)
-    are_inputs = all(state is not None and is_input(steps, state) for state in states)
-    states = [None if state is None or "its state" in steps[state].hint else state for state in states]
-    names = ", ".join(dict.fromkeys(prefix + origin for origin in origins))
-    what = f"the state of {names}" if not any(states) else f"the results of {names}"
-    hint = "" if are_inputs else f"it starts from {what}: pass state="
-    steps[key] = step._replace(inputs=(x, *states), hint="; ".join(filter(None, (hint, step.hint))))
+    states = (step.inputs or ())[1:]
+    if not all(state and _is_input(steps, state) for state in states):
+        what = "results" if any(states) else "state"
+        hint = f"it starts from the {what} of {', '.join(dict.fromkeys(origins))}: pass state="
+        steps[key] = step._replace(hint="; ".join(filter(None, (hint, step.hint))))
 
 
-def origin_of(steps: Mapping[str, Step], key: str) -> str:
-    """Return the key of the step whose result a step gives: its own, or the one that a chain of identities reads."""
-    while steps[key].is_identity and (inputs := steps[key].inputs) and inputs[0] is not None:
+def _is_input(steps: Mapping[str, Step], key: str) -> bool:
+    """Return whether a step is an input of the whole model, or of a model in it that gets it."""
+    while steps[key].source.kind == "InputLayer" and (inputs := steps[key].inputs) and inputs[0] is not None:
         key = inputs[0]
-    return key
-
-
-def is_input(steps: Mapping[str, Step], key: str) -> bool:
-    """Return whether a step is an input of the whole model."""
-    origin = steps[origin_of(steps, key)]
-    return bool(origin.source.kind == "InputLayer" and not origin.inputs)
-
-
-def joining_remark(steps: Mapping[str, Step], layers: Mapping[str, Layer]) -> str:
-    """Say why layers come in a dict: which of them read what."""
-    texts = []
-    has_one_input = sum(step.source.kind == "InputLayer" and not step.inputs for step in steps.values()) < 2
-    for key in [*layers][:12]:
-        source = (*(steps[key].inputs or ()), None)[0]
-        origin = key if source is None else origin_of(steps, source)
-        reads_input = steps[origin].inputs == () and (source is None or is_input(steps, origin))
-        label = "the model's input" if reads_input and has_one_input else steps[origin].label
-        texts += [f"{key} reads {label}"] if reads_input or source is not None else []
-    return f"the layers are not one behind the other: {', '.join(texts)}" if texts else ""
+    return bool(steps[key].source.kind == "InputLayer" and not steps[key].inputs)
 
 
 def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
-    """Say of layers that make a mask how to pass it to calls of the converted layers."""
+    """Say of layers that make a mask how to pass it to calls of the converted layers; if there are none, who gets one.
+
+    Keras 3 passes the masks that layers make to each call, too.
+    """
     recurrent = [key for key in assembly.keys if steps[key].source.is_recurrent]
     is_one = not isinstance(assembly.layers, dict)
     repeating = [key for key in (recurrent[-1:] if is_one else recurrent) if repeats_masked_steps(steps[key])]
@@ -155,10 +147,19 @@ def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
     if is_one and gives_zeros(steps, assembly.keys):
         masked = ZEROS
     makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
+    has_maker = any(map(makes_mask, steps.values()))
     for key, step in steps.items():
-        if step.source.kind == "Masking" or (step.source.kind == "Embedding" and step.source.config.get("mask_zero")):
+        if step.source.has_mask and not has_maker:
+            steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, "it gets a mask: pass mask="))))
+        if makes_mask(step):
             steps[key] = step._replace(hint=f"pass {makers[step.source.kind]} to the layer's calls{masked}")
     return assembly._replace(left_out=labels_left_out(steps, assembly.needed_keys, assembly.keys))
+
+
+def makes_mask(step: Step) -> bool:
+    """Return whether a layer of Keras makes a mask of its input."""
+    source = step.source
+    return bool(source.kind == "Masking" or (source.kind == "Embedding" and source.config.get("mask_zero")))
 
 
 def repeats_masked_steps(step: Step) -> bool:
@@ -174,24 +175,6 @@ def gives_zeros(steps: Mapping[str, Step], keys: Sequence[str]) -> bool:
     if not any(isinstance(steps[key].layer, Dense) for key in keys[top + 1 :]):
         return False
     return steps[keys[top]].dense_last is None and not repeats_masked_steps(steps[keys[top]])
-
-
-def _order_by_reads(reads: Mapping[str, Iterable[tuple[str, int]]], names: Iterable[str]) -> list[str]:
-    """Return the names of layers and of all that they read, each layer behind those that it reads.
-
-    `reads` has for each layer the results that it reads. Long models are long chains: this function is not recursive.
-    """
-    waiting = [*names][::-1]
-    seen: set[str] = set()
-    order: dict[str, None] = {}
-    while waiting:
-        name = waiting.pop()
-        if name in seen:  # its sources are in the order by now
-            order.setdefault(name)
-            continue
-        seen.add(name)
-        waiting += [name, *(source for source, _ in reversed([*reads[name]]) if source not in seen)]
-    return [*order]
 
 
 def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
@@ -370,7 +353,7 @@ def cell_from_arrays(
             f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
             f" layer itself, or reset_after="
         )
-    if bias is not None and is_cudnn(source):
+    if bias is not None and bias.shape == (2 * columns,) and gates > 1:
         check_shapes(caller, {"kernel": (kernel, (None, columns))})
         if unlike := [name for name, value in activations.items() if value != CUDNN_CONFIG[name]]:
             raise ConversionError(
@@ -391,27 +374,16 @@ def cell_from_arrays(
     return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)
 
 
+def _without_cudnn(kernel: Array, recurrent: Array, bias: Array, gates: int) -> tuple[Array, Array, Array]:
+    """Return arrays of Keras 2's CuDNNLSTM or CuDNNGRU as those of an LSTM, or of a GRU with reset_after."""
+    kernels = [part.T.reshape(part.shape, order="F") for part in np.split(kernel, gates, axis=1)]
+    recurrent_kernels = [part.T for part in np.split(recurrent, gates, axis=1)]
+    biases = bias.reshape(2, -1)
+    bias = biases if KINDS[gates] == "GRU" else biases[0] + biases[1]
+    return np.concatenate(kernels, axis=1), np.concatenate(recurrent_kernels, axis=1), bias
+
+
 def cells_in(layers: Iterable[Layer | None]) -> list[RecurrentCell]:
     """Return the cells of layers, in the order in which the arrays of Keras stand one after the other."""
     leaves = [leaf for layer in layers if layer is not None for leaf in layer._leaves().values()]
     return [leaf for leaf in leaves if isinstance(leaf, RecurrentCell)]
-
-
-def is_cudnn(arrays: Sequence[Any]) -> bool:
-    """Return whether arrays of a cell are a CuDNNLSTM's or CuDNNGRU's of Keras 2, which have both biases in one."""
-    shapes = [np.shape(array) for array in arrays]
-    if len(shapes) != 3 or (gates_of_shape(shapes[1]) or 1) == 1:
-        return False
-    return bool(shapes[2] == (2 * shapes[1][1],) and shapes[1][1] > 0)
-
-
-def _without_cudnn(kernel: Array, recurrent: Array, bias: Array, gates: int) -> tuple[Array, Array, Array]:
-    """Return arrays of a CuDNNLSTM or CuDNNGRU as those of a Keras LSTM, or of a GRU with reset_after."""
-    kernels = [part.T.reshape(part.shape, order="F") for part in np.split(kernel, gates, axis=1)]
-    recurrent_kernels = [part.T for part in np.split(recurrent, gates, axis=1)]
-    biases = np.stack(np.split(bias, 2))
-    return (
-        np.concatenate(kernels, axis=1),
-        np.concatenate(recurrent_kernels, axis=1),
-        biases if KINDS[gates] == "GRU" else biases[0] + biases[1],
-    )

@@ -158,27 +158,15 @@ def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> tu
     return tuple(key for key in steps if key in seen)
 
 
-def _skip_identities(steps: Mapping[str, Step], key: str | None, known_keys: dict[str, str | None]) -> str | None:
-    """Return the step that computes a step's result: itself, or the one that a chain of identities reads.
-
-    `known_keys` keeps what is found for the identities.
-    """
-    identities = []
-    while key is not None and key not in known_keys and steps[key].is_identity:
-        identities.append(key)
-        key = (*(steps[key].inputs or ()), None)[0]
-    key = known_keys.get(key, key) if key is not None else None
-    known_keys.update(dict.fromkeys(identities, key))
-    return key
-
-
 def _sole_readers(
     steps: Mapping[str, Step], needed_keys: Iterable[str], outputs: Iterable[str | None]
 ) -> dict[str, str]:
     """Return, for each step whose result goes into one step alone, which reads nothing else, the key of that one."""
-    known_keys: dict[str, str | None] = {}
+    origins: dict[str | None, str | None] = {}  # the steps that compute results: identities pass them on
+    for key, step in steps.items():  # each is behind those that it reads
+        origins[key] = origins.get((*(step.inputs or ()), None)[0]) if step.is_identity else key
     sources = {
-        key: [_skip_identities(steps, source, known_keys) for source in steps[key].inputs or ()]
+        key: [origins.get(source) for source in steps[key].inputs or ()]
         for key in needed_keys
         if not steps[key].is_identity
     }
@@ -187,7 +175,7 @@ def _sole_readers(
         for source in keys_read:
             readers[source].append(key)
     for output in outputs:
-        readers[_skip_identities(steps, output, known_keys)].append(None)
+        readers[origins.get(output)].append(None)
     return {
         keys_read[0]: key
         for key, keys_read in sources.items()

@@ -173,16 +173,10 @@ def read_arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:
     return arrays
 
 
-def gates_of_shape(shape: tuple[int, ...]) -> int | None:
-    """Return how many gates a recurrent kernel of this shape [H, gates * H] has; None if it is none."""
-    if len(shape) != 2:
-        return None
-    return next((count for count in KINDS if shape[1] == count * shape[0]), None)
-
-
 def count_gates(caller: str, name: str, recurrent: Array, axis: int) -> int:
     """Return how many gates a recurrent kernel has along an axis: 4 for an LSTM, 3 for a GRU, 1 for an RNN."""
-    gates = gates_of_shape(recurrent.shape if axis == 1 else recurrent.shape[::-1])
+    shape = recurrent.shape if axis == 1 else recurrent.shape[::-1]
+    gates = next((count for count in KINDS if len(shape) == 2 and shape[1] == count * shape[0]), None)
     if gates is None:
         forms = ("(H, 4H)", "(H, 3H)", "(H, H)") if axis == 1 else ("(4H, H)", "(3H, H)", "(H, H)")
         form = "{} for an LSTM, {} for a GRU or {} for an RNN".format(*forms)

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
     "coupled_input_forget_gate_lstm_cell": "CoupledInputForgetGateLSTMCell",
 }
-_Layer = TypeVar("_Layer", LSTM, GRU, RNN)
 _RNN = re.compile(r"(\A|/)(basic_rnn_cell(_\d+)?|BasicRNNCell)\Z")
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' names, also those of older versions
     "GRU": {
@@ -158,32 +157,28 @@ def from_tf1(
             raise ValueError(
                 f"{label} is {'an RNN' if kind == 'RNN' else 'a GRU'}, which has no {' and no '.join(extra)}"
             )
-        if kind == "RNN":
-            return _build(label, RNN, w=values["w"], b=values["b"], activation=activation)
-        return _build(label, GRU, **_gru_arguments(label, values), activation=activation)
-    coupled = _is_coupled(scope, cell, values)
-    _check_lstm(label, values, coupled)
-    if proj_clip and "w_p" not in values:
-        raise ValueError(f"{label} has no projection, which proj_clip is for")
-    cell_class = _class_of_lstm(label, scope, cell, forget_bias)
-    options: dict[str, Any] = {"cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
-    options["forget_bias"] = FORGET_BIAS[cell_class] if forget_bias is None else forget_bias
-    layer = _build(label, LSTM, **values, **options, gate_order=ORDERS["TF1 LSTM"], activation=activation)
-    if forget_bias is None:
+        values = values if kind == "RNN" else _gru_arguments(label, values)
+    else:
+        coupled = _is_coupled(scope, cell, values)
+        _check_lstm(label, values, coupled)
+        if proj_clip and "w_p" not in values:
+            raise ValueError(f"{label} has no projection, which proj_clip is for")
+        cell_class = _class_of_lstm(label, scope, cell, forget_bias)
+        values |= {"cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
+        values |= {"forget_bias": FORGET_BIAS[cell_class] if forget_bias is None else forget_bias}
+        values |= {"gate_order": ORDERS["TF1 LSTM"]}
+    layer_class = {"LSTM": LSTM, "RNN": RNN}.get(kind, GRU)
+    try:
+        layer: LSTM | GRU | RNN = layer_class(**values, activation=activation)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label}: {error}") from error
+    if kind == "LSTM" and forget_bias is None:
         warnings.warn(
             f"{label}: checkpoints do not hold forget_bias; {FORGET_BIAS[cell_class]} is taken, the default of"
             f" {cell_class}. Pass forget_bias= to say what it was",
             stacklevel=2,
         )
     return layer
-
-
-def _build(label: str, kind: type[_Layer], **arguments: Any) -> _Layer:
-    """Make a layer, which checks the shapes of its weights."""
-    try:
-        return kind(**arguments)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{label}: {error}") from error
 
 
 def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
@@ -239,20 +234,23 @@ def _find(
 
 
 def _gru_arguments(label: str, values: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the arguments of a GRU, of which one build of TensorFlow exchanged the names."""
+    """Return the arguments of a GRU."""
     if "w_ch" in values:
         w_cx, w_ch = values["w_cx"], values["w_ch"]
         hidden = w_ch.shape[-1] if w_ch.ndim else 0
         check_shapes(label, {"w_ch": (w_ch, (hidden, hidden)), "w_cx": (w_cx, (None, hidden))})
         arguments = {"w_ru": values["w_ru"], "w_c": np.concatenate([w_cx, w_ch]), "b_ru": values["b_ru"]}
         return arguments | {"b_c": values["b_cx"], "b_hc": values["b_hc"], "reset_after": True}
-    arguments = {}
-    for gates, candidate in (("w_ru", "w_c"), ("b_ru", "b_c")):
-        arrays = values[gates], values[candidate]
-        sizes = [array.shape[-1:] for array in arrays]
-        is_swapped = all(sizes) and sizes[1][0] == 2 * sizes[0][0]
-        arguments |= zip((gates, candidate), arrays[::-1] if is_swapped else arrays, strict=True)
-    return arguments
+    return exchange_by_shape(values)
+
+
+def exchange_by_shape(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of a GRU, of which one build of TensorFlow exchanged the names."""
+    stored_names: dict[str, str] = {}
+    for pair in (("w_ru", "w_c"), ("b_ru", "b_c")):
+        gates, candidate = (values[name].shape[-1:] for name in pair)
+        stored_names |= zip(pair, pair[::-1] if gates and candidate == (2 * gates[0],) else pair, strict=True)
+    return {name: values[stored_name] for name, stored_name in stored_names.items()}
 
 
 def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bool:

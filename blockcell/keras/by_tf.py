@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -23,20 +23,31 @@ def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> 
         for result, shape in zip(results, computation.result_shapes(inputs), strict=True):
             result.set_shape(shape)
 
-        def gradient(*d_results: Any) -> Any:
-            sources = inputs[: count + computation.weight_count]
+        sources = inputs[: count + computation.weight_count]
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def differentiate(*all_inputs: Any) -> Any:  # of all that the result depends on, so that no tape passes it over
             d_sources = tf.numpy_function(
                 lambda token, *arrays: computation.backward_of_token(int(token), arrays[:-count], arrays[-count:]),
-                [token, *inputs, *d_results],
+                all_inputs,
                 [dtype] * len(sources),
             )
             for d_source, source in zip(d_sources, sources, strict=True):
                 d_source.set_shape(source.shape)
-            return [*d_sources, *[None] * (len(inputs) - len(sources))]
+            return d_sources, _refuse
+
+        def gradient(*d_results: Any) -> Any:
+            return [*differentiate(token, *inputs, *d_results), *[None] * (len(inputs) - len(sources))]
 
         return results, gradient
 
     return [*function(*inputs)]
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "blockcell.keras: a gradient of a gradient is not computed; call blockcell.keras.restore(model) before"
+    )
 
 
 def device(weight: Any) -> str:

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import keras
 
 from ..argument_reader import ArgumentReader
+from ..convert.keras_description import describe
 from ..convert.keras_layers import is_cell_activation
-from ..convert.keras_objects import describe
 from ..replacement import Report
 from .computation import Computation
 
@@ -68,8 +68,8 @@ def replace(model: keras.Layer, *, min_units: int | None = None) -> Report:
     for part in models if is_compiled else ():
         if _jit_compile(part) is True:
             raise ValueError(
-                f"blockcell.keras.replace: {part.name} is compiled with jit_compile=True, which compiles no function of"
-                " Python; expected compile(..., jit_compile=False)"
+                f"blockcell.keras.replace: {part.name} is compiled with jit_compile=True, but calls of blockcell cannot"
+                " be compiled so; expected compile(..., jit_compile=False)"
             )
     report = Report(noun="layer")
     for part in layers:
@@ -188,7 +188,7 @@ def _reason(layer: Any, backend: Any, min_units: int) -> str | None:
     if isinstance(vars(layer).get("inner_loop"), _InnerLoop):
         return "it is replaced already"
     if not layer.built:
-        return "it is not built; call the model once"
+        return "it is not built; call the model once, then replace"
     cell = layer.cell
     if cell.recurrent_dropout:
         return f"recurrent_dropout is {cell.recurrent_dropout}"
@@ -199,9 +199,9 @@ def _reason(layer: Any, backend: Any, min_units: int) -> str | None:
     options = _read_options(layer)
     for name in _ACTIVATIONS:
         if name in options and not is_cell_activation(options[name]):
-            return f"its {name} is none of blockcell's"
+            return f"its {name}, {getattr(layer, name).__name__}, is none of blockcell's"
     if layer.units < min_units:
-        return f"it has fewer units than min_units, {min_units}"
+        return f"it has {layer.units} units, fewer than min_units={min_units}"
     device = backend.device(keras.ops.convert_to_tensor(cell.kernel))
     return None if device == "cpu" else f"Keras computes on {device}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Sized
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -125,8 +124,6 @@ class Partitioned(Stored):
         assert self._dtype.stored is not None
         count, files = math.prod(self.shape), {tensor.file.name: len(tensor.file) for _, tensor in self._slices}
         check_size(count * self._dtype.stored.itemsize, sum(files.values()), self._message)
-        if len(self._slices) == 1 and self._slices[0][1].shape == self.shape:
-            return self._slices[0][1].read()
         if sum(math.prod(tensor.shape) for _, tensor in self._slices) != count:
             raise self._message.error(f"the slices of a variable are not the whole of its shape {self.shape}")
         whole, seen = np.empty(0), np.zeros(self.shape, bool)
@@ -145,8 +142,8 @@ def read(folder: Folder, prefix: str) -> Variables:
     file = folder.file(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
     for entry in Table(file).entries():
-        _count(entries, entry.value)
         entries[entry.key] = entry.value
+        entry.value.limit(len(entries), MOST_VARIABLES + len(file) // 200, "variables")
     header = entries.pop(b"", None)
     if header is None:
         raise file.error(0, "the table has no header", "open the checkpoint by the name that its .index has without it")
@@ -181,12 +178,6 @@ def _objects(message: Message | None, shards: Shards) -> Objects | None:
         return Objects(Whole(message, DTYPES[TEXT], (), shards).text())
     except FileNotFoundError:  # the index alone says something, too
         return None
-
-
-def _count(entries: Sized, message: Message) -> None:
-    most = MOST_VARIABLES + len(message.file) // 200
-    if len(entries) > most:
-        raise message.error(f"there are more than {most} variables", "no checkpoint has so many")
 
 
 def _name(key: bytes, message: Message) -> str:

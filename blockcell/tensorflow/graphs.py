@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from ..errors import FormatError, plain
 from ..optable import Array
@@ -17,7 +19,7 @@ from . import schema, wire
 from .mapped import File
 from .schema import ATTRIBUTE, LIST, NODE, VALUE
 from .tensors import Dtype, Stored, Tensor, dtype_named, dtype_of, shape_of, values_of
-from .wire import BYTES, VARINT, Message, signed, varint
+from .wire import BYTES, Message
 
 MOST_NODES = 2**17  # in a file, besides one for each 100 bytes
 MOST_REGIONS = 2**16
@@ -208,11 +210,8 @@ def _read_regions(file: File) -> dict[str, Message]:
     if end < 0 or start > end:
         problem = f"its directory is said to be at byte {start}"
         raise file.error(max(0, end), problem, "expected a memory-mapped package, complete")
-    elements: list[tuple[int, int, str]] = []
-    for element in Message(file, start, end).inside(1):
-        elements.append((element.integer(1), element.integer(3), element.last_texts(2)[0]))
-        if len(elements) > MOST_REGIONS:
-            raise element.error(f"it has more than {MOST_REGIONS} parts", "no package has so many")
+    messages = Message(file, start, end).inside(1, MOST_REGIONS, "parts")
+    elements = [(element.integer(1), element.integer(3), element.last_texts(2)[0]) for element in messages]
     regions: dict[str, Message] = {}
     past = start
     for offset, length, name in sorted(elements, reverse=True):
@@ -239,9 +238,7 @@ def _nodes(messages: Iterable[Message], others: int) -> dict[str, Node]:
 
 
 def _count(message: Message, nodes: int) -> None:
-    most = MOST_NODES + len(message.file) // 100
-    if nodes > most:
-        raise message.error(f"there are more than {most} nodes", "no graph has so many")
+    message.limit(nodes, MOST_NODES + len(message.file) // 100, "nodes")
 
 
 def _function(message: Message, others: int) -> Function:
@@ -260,11 +257,8 @@ def _function(message: Message, others: int) -> Function:
 
 
 def _few(message: Message, number: int) -> Iterator[Message]:
-    """Yield the messages in the fields of a number, if they are as few as in any graph."""
-    for k, field in enumerate(message.inside(number)):
-        if k == MOST_ITEMS:
-            raise field.error(f"a node or function has more than {MOST_ITEMS} inputs or such", "no graph has so many")
-        yield field
+    """Iterate over the messages in the fields of a number, if they are as few as in any graph."""
+    return message.inside(number, MOST_ITEMS, "inputs or such of a node or function")
 
 
 def _attrs(message: Message, number: int) -> dict[str, Any]:
@@ -273,6 +267,11 @@ def _attrs(message: Message, number: int) -> dict[str, Any]:
         value = entry.last(ATTRIBUTE.value)
         attributes[entry.last_texts(ATTRIBUTE.key)[0]] = _value(value) if value else None
     return attributes
+
+
+_INTEGERS: dict[int, Callable[[int], Any]] = {
+    LIST.i: int, LIST.b: bool, LIST.type: lambda number: dtype_of(number).name
+}  # fmt: skip
 
 
 def _value(message: Message) -> Any:
@@ -297,14 +296,10 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
                 return data.decode()
             except UnicodeDecodeError:
                 return data
-        case LIST.i, wire.VARINT:
-            return signed(start)
         case LIST.f, wire.FIXED32:
             return struct.unpack("<f", value.view)[0]
-        case LIST.b, wire.VARINT:
-            return bool(start)
-        case LIST.type, wire.VARINT:
-            return dtype_of(start).name
+        case ((LIST.i | LIST.b | LIST.type), wire.VARINT):
+            return _INTEGERS[number](value.varint())
         case LIST.shape, wire.BYTES:
             return shape_of(value)
         case LIST.tensor, wire.BYTES:
@@ -315,26 +310,12 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
 
 
 def _list(message: Message) -> list[Any]:
-    items: list[Any] = []
+    items: list[Any] = np.frombuffer(message.numbers(LIST.f, 4), "<f4").tolist()
     for number, kind, start, end in message.fields():
-        if kind == BYTES and number in (LIST.i, LIST.f, LIST.b, LIST.type):
-            items += _packed(number, Message(message.file, start, end))
-        else:
+        if kind == BYTES and number in _INTEGERS:
+            packed = message.unpack(message.file.buffer[start:end], np.dtype(np.int64))
+            items += map(_INTEGERS[number], packed[: MOST_ITEMS + 1].tolist())
+        elif number != LIST.f:
             items.append(_single(message.file, number, kind, start, end))
-        if len(items) > MOST_ITEMS:
-            raise message.error(f"an attribute has more than {MOST_ITEMS} items", "no graph has so many")
+        message.limit(len(items), MOST_ITEMS, "items in an attribute")
     return items
-
-
-def _packed(number: int, packed: Message) -> list[Any]:
-    if len(packed) > 10 * MOST_ITEMS:
-        raise packed.error(f"an attribute has {len(packed)} bytes of numbers", "no graph has so many")
-    if number == LIST.f:
-        if len(packed) % 4:
-            raise packed.error(f"{len(packed)} bytes hold numbers of 4 bytes each")
-        return [value for (value,) in struct.iter_unpack("<f", packed.view)]
-    numbers, at = [], packed.start
-    while at < packed.end:
-        value, at = varint(packed.file, at, packed.end)
-        numbers.append(_single(packed.file, number, VARINT, value, at))
-    return numbers

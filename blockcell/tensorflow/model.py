@@ -22,18 +22,11 @@ _EXPECTED = (
     "expected a checkpoint (its name without .index, or a folder with a file 'checkpoint'), a SavedModel's folder,"
     " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
 )
-_KERAS = "it is a model of Keras': layer = blockcell.convert.from_keras(path) reads it, layer.save(out) saves it"
-_HINTS = {  # for files of other programs, by their endings
-    ".h5": _KERAS,
-    ".hdf5": _KERAS,
-    ".keras": _KERAS,
-    ".onnx": "load it with the package onnx, and pass it to blockcell.convert.from_onnx",
-    ".pt": "load it with PyTorch, and pass it to blockcell.convert.from_torch",
-    ".pth": "load it with PyTorch, and pass it to blockcell.convert.from_torch",
-    ".tflite": "open the graph or the checkpoint that it was made from",
-    ".npz": "blockcell.load reads what layer.save wrote",
-    ".safetensors": "blockcell.load reads what layer.save wrote",
-}
+_OTHERS = (".h5", ".hdf5", ".keras", ".onnx", ".pt", ".pth", ".npz", ".safetensors")
+_HINT = (
+    "from_keras, from_torch and from_onnx of blockcell.convert read such models, layer.save(out) saves a layer, and"
+    " blockcell.load reads what it wrote"
+)
 _CHECKPOINT_PATH = re.compile(
     rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE
 )
@@ -118,7 +111,7 @@ def _read_folder(path: str) -> tuple[list[Graph], Variables]:
         return graphs.read_saved_model(file), _read_variables(folder, os.path.join(path, "variables", "variables"))
     if os.path.exists(state):
         return _read_prefix(folder, _last_checkpoint(path, folder.file(state)))
-    endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_HINTS)
+    endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_OTHERS)
     names = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
     hint = f"there is {names[0]}: open that" if names else _EXPECTED
     raise FormatError(f"{path} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
@@ -143,7 +136,7 @@ def _read_file(name: str) -> tuple[list[Graph], Variables | None]:
         return [graphs.read_package(file)], None
     if name.endswith((".pb", ".pbtxt")):
         return [graphs.read(binary(file, GRAPH) if name.endswith("txt") else file)], None
-    raise FormatError(f"{name} is of an unknown kind; {_HINTS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
+    raise FormatError(f"{name} is of an unknown kind; {_HINT if name.lower().endswith(_OTHERS) else _EXPECTED}")
 
 
 def _read_prefix(folder: Folder, prefix: str) -> tuple[list[Graph], Variables]:

@@ -59,7 +59,7 @@ GRAPH = MessageFields(node=(1, NODE), library=(2, LIBRARY))
 # ------------------------------------------------------------------------------------------- objects of TensorFlow 2
 CHILD = MessageFields(node_id=(1, INTEGER), local_name=(2, TEXT))
 CONSTANT = MessageFields(operation=(1, TEXT))
-OBJECT = MessageFields(children=(1, CHILD), variable=(7, MessageFields()), constant=(9, CONSTANT))
+OBJECT = MessageFields(children=(1, CHILD), constant=(9, CONSTANT))
 CAPTURED = MessageFields(bound_inputs=(2, INTEGER))
 CAPTURES = MessageFields(key=(1, TEXT), value=(2, CAPTURED))
 OBJECTS = MessageFields(nodes=(1, OBJECT), concrete_functions=(2, CAPTURES))

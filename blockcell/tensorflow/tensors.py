@@ -28,35 +28,24 @@ class Dtype(NamedTuple):
     """The number of the field of a TensorProto that has values one by one."""
 
 
-def _dtype(name: str, field: int, stored: str | None = None) -> Dtype:
-    return Dtype(name, np.dtype(stored or name).newbyteorder("<"), field)
-
-
-DTYPES = {
-    1: _dtype("float32", TENSOR.float_val),
-    2: _dtype("float64", TENSOR.double_val),
-    3: _dtype("int32", TENSOR.int_val),
-    4: _dtype("uint8", TENSOR.int_val),
-    5: _dtype("int16", TENSOR.int_val),
-    6: _dtype("int8", TENSOR.int_val),
-    7: Dtype("string"),
-    8: Dtype("complex64"),
-    9: _dtype("int64", TENSOR.int64_val),
-    10: _dtype("bool", TENSOR.bool_val),
-    11: Dtype("qint8"),
-    12: Dtype("quint8"),
-    13: Dtype("qint32"),
-    14: _dtype("bfloat16", TENSOR.half_val, "uint16"),
-    15: Dtype("qint16"),
-    16: Dtype("quint16"),
-    17: _dtype("uint16", TENSOR.int_val),
-    18: Dtype("complex128"),
-    19: _dtype("float16", TENSOR.half_val),
-    20: Dtype("resource"),
-    21: Dtype("variant"),
-    22: _dtype("uint32", TENSOR.uint32_val),
-    23: _dtype("uint64", TENSOR.uint64_val),
+_NAMES = (
+    "float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16 qint16 quint16"
+    " uint16 complex128 float16 resource variant uint32 uint64"
+).split()  # by their numbers, from 1
+_FIELDS = {
+    **dict.fromkeys(("int32", "uint8", "int16", "int8", "uint16"), TENSOR.int_val),
+    **dict.fromkeys(("bfloat16", "float16"), TENSOR.half_val),
+    **{"float32": TENSOR.float_val, "float64": TENSOR.double_val, "int64": TENSOR.int64_val, "bool": TENSOR.bool_val},
+    **{"uint32": TENSOR.uint32_val, "uint64": TENSOR.uint64_val},
 }
+
+
+def _dtype(name: str) -> Dtype:
+    stored = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<") if name in _FIELDS else None
+    return Dtype(name, stored, _FIELDS.get(name, 0))
+
+
+DTYPES = {number: _dtype(name) for number, name in enumerate(_NAMES, 1)}
 TEXT = 7
 _REFERENCE = 100  # added for a reference to such a tensor
 
@@ -111,13 +100,11 @@ def shape_of(message: Message | None) -> tuple[int | None, ...] | None:
     if message.integer(SHAPE.unknown_rank):
         return None
     sizes: list[int | None] = []
-    for dimension in message.inside(SHAPE.dim):
+    for dimension in message.inside(SHAPE.dim, MOST_DIMENSIONS, "dimensions"):
         size = dimension.integer(DIMENSION.size)
         if size < -1:
             raise dimension.error(f"a dimension has the size {size}")
         sizes.append(size if size >= 0 else None)
-        if len(sizes) > MOST_DIMENSIONS:
-            raise message.error(f"a shape has more than {MOST_DIMENSIONS} dimensions", "no weights have so many")
     return tuple(sizes)
 
 
@@ -182,19 +169,14 @@ class Tensor(Stored):
 
     def texts(self) -> list[str]:
         """Read the texts of a tensor of texts."""
-        texts: list[str] = []
-        for field in self._message.inside(TENSOR.string_val):
-            texts.append(field.text())
-            if len(texts) > MOST_TEXTS:
-                raise field.error(f"a tensor has more than {MOST_TEXTS} texts", "no graph has so many")
-        return texts
+        return [field.text() for field in self._message.inside(TENSOR.string_val, MOST_TEXTS, "texts in a tensor")]
 
     def _numbers(self) -> Array:
         """Read the numbers in the field of the dtype."""
         message, dtype = self._message, self._dtype
         assert dtype.stored is not None
         if dtype.name in ("float32", "float64"):
-            return values_of(message.fixed(dtype.field, dtype.stored.itemsize), dtype)
+            return values_of(message.numbers(dtype.field, dtype.stored.itemsize), dtype)
         if dtype.name in ("float16", "bfloat16"):
             bits = message.integers(dtype.field, np.dtype(np.uint16))
             return from_bfloat16(bits) if dtype.name == "bfloat16" else bits.view(np.float16)

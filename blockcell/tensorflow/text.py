@@ -29,7 +29,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
 _ESCAPES = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 _ENUM = {f"DT_{dtype.name.upper()}": number for number, dtype in DTYPES.items()}
-_ENUM |= {"DT_FLOAT": 1, "DT_DOUBLE": 2, "DT_HALF": 19, "true": 1, "false": 0, "True": 1, "False": 0, "t": 1, "f": 0}
+_ENUM |= {"DT_FLOAT": 1, "DT_DOUBLE": 2, "DT_HALF": 19, "true": 1, "false": 0}
 _ENUM |= {f"{name}_REF": number + 100 for name, number in _ENUM.items() if name.startswith("DT_")}
 
 
@@ -86,16 +86,10 @@ class _Reader:
             self._next()
             if self._kind == "colon":
                 self._next()
-            if self._kind != "list":
-                written += self._value(number, form, depth)
-                continue
-            self._next()
-            while self._kind != "listed":
-                written += self._value(number, form, depth, listed=True)
-            self._next()
+            written += self._value(number, form, depth)
         return written
 
-    def _value(self, number: int, form: str | MessageFields, depth: int, listed: bool = False) -> bytes:
+    def _value(self, number: int, form: str | MessageFields, depth: int) -> bytes:
         """Convert a value to a field in binary; to nothing if no reader asks for the field."""
         if self._kind == "open" and (not number or isinstance(form, MessageFields)):
             if not depth:
@@ -109,8 +103,6 @@ class _Reader:
             while self._kind == "text":
                 whole += unescaped(self._text[1:-1])
                 self._next()
-                if listed:
-                    break
             return _field(number, bytes(whole)) if number else b""
         if self._kind == "word" and (not number or form in (INTEGER, FLOAT, DOUBLE)):
             written = self._number(number, form) if number else b""
@@ -123,15 +115,13 @@ class _Reader:
         word = self._text.decode("utf-8", "replace")
         try:
             if form == INTEGER:
-                octal = re.fullmatch("[-+]?0[0-7]+", word)
-                value = _ENUM[word] if word in _ENUM else int(word, 8 if octal else 0)
+                value = _ENUM[word] if word in _ENUM else int(word, 0)
                 if -(2**63) <= value < 2**64:
                     return _varint(number * 8 + VARINT) + _varint(value % 2**64)
             else:
-                real = float(word if word.lower().endswith("inf") else word.removesuffix("f"))
                 dtype, kind = ("<f4", FIXED32) if form == FLOAT else ("<f8", FIXED64)
                 with np.errstate(over="ignore"):
-                    return _varint(number * 8 + kind) + np.array(real).astype(dtype).tobytes()
+                    return _varint(number * 8 + kind) + np.array(float(word)).astype(dtype).tobytes()
         except ValueError:
             pass
         self._unexpected("an integer of 64 bits" if form == INTEGER else "a number")

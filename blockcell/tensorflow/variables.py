@@ -27,15 +27,13 @@ class Variables(Mapping[str, Array]):
         self, stored: Mapping[str, Stored], skipped: Mapping[str, str], objects: Objects | None = None
     ) -> None:
         """`objects` are those of an object checkpoint."""
-        names, full, slots = named(objects, stored.keys()) if objects is not None else Named({}, {}, set())
+        names, slots = named(objects, stored.keys()) if objects is not None else Named({}, set())
         self._names = names
-        self.objects = objects
+        self.has_objects = objects is not None
         self.stored = {names.get(key, key): tensor for key, tensor in stored.items()}
         """Name and what is known without reading: ``stored[name].dtype``, TensorFlow's name, and ``.shape``."""
         self.skipped = skipped
         """The dtypes of variables that are no numbers, such as strings, which are not read."""
-        self.full_names = {names.get(key, key): name for key, name in full.items() if name}
-        """The full names in an object checkpoint, of which several may be the same."""
         self.slots = frozenset(names.get(key, key) for key in slots)
         """The variables of an object checkpoint that an optimizer keeps for others."""
 

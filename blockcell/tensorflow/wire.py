@@ -8,7 +8,7 @@ are skipped, and of several that should be one the last counts, as in protobuf.
 
 from __future__ import annotations
 
-from array import array
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +20,7 @@ from .mapped import File
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 LONGEST = 10  # bytes in a varint
-PIECE, FEW = 2**16, 2**8
+PIECE = 2**16  # bytes of varints that are unpacked at once
 MOST_UNPACKED = 2**25  # bytes of numbers that were varints, besides 4 times those of the message
 
 
@@ -61,8 +61,13 @@ class Message:
     def error(self, problem: str, *mend: str) -> FormatError:
         return self.file.error(self.start, problem, *mend)
 
+    def limit(self, count: int, most: float, subject: str) -> None:
+        """Raise a FormatError if there are more of something than any model has: memory is bounded by the file."""
+        if count > most:
+            raise self.error(f"there are more than {most} {subject}", "no model has so many")
+
     def fields(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield number, kind, first byte and end of each field; a varint's value stands for its first byte."""
+        """Yield number, kind, first byte and end of each field."""
         file, buffer, at, end = self.file, self.file.buffer, self.start, self.end
         while at < end:
             tag, first = buffer[at], at + 1
@@ -76,7 +81,7 @@ class Message:
                     length, first = varint(file, first, end)
                 past = first + length
             elif kind == VARINT:
-                first, past = varint(file, first, end)
+                _, past = varint(file, first, end)
             elif kind == FIXED32:
                 past = first + 4
             elif kind == FIXED64:
@@ -90,10 +95,13 @@ class Message:
             yield tag >> 3, kind, first, past
             at = past
 
-    def inside(self, number: int) -> Iterator[Message]:
-        """Yield the messages in the fields of a number."""
+    def inside(self, number: int, most: float = math.inf, subject: str = "") -> Iterator[Message]:
+        """Yield the messages in the fields of a number, up to `most` of a subject."""
+        count = 0
         for field_number, kind, start, end in self.fields():
             if field_number == number and kind == BYTES:
+                count += 1
+                self.limit(count, most, subject)
                 yield Message(self.file, start, end)
 
     def last(self, number: int) -> Message | None:
@@ -123,73 +131,53 @@ class Message:
         value = 0
         for field_number, its_kind, start, end in self.fields():
             if field_number == number and its_kind == kind:
-                value = start if kind == VARINT else int.from_bytes(self.file.buffer[start:end], "little")
-        return signed(value) if kind == VARINT else value
+                data = Message(self.file, start, end)
+                value = data.varint() if kind == VARINT else int.from_bytes(data.view, "little")
+        return value
+
+    def varint(self) -> int:
+        """Return the varint that the bytes themselves are, as an int64."""
+        value, _ = varint(self.file, self.start, self.end)
+        return value - 2**64 if value >> 63 else value
 
     def integers(self, number: int, dtype: np.dtype[Any]) -> Array:
         """Return all varints of a number, packed or not, as integers of a dtype, modulo its range."""
-        written = bytearray()
-        for run in self._runs(number):
-            written += run.astype(dtype).tobytes()
-            if len(written) > MOST_UNPACKED + 4 * len(self):
-                problem = f"it has more than {len(written) // dtype.itemsize} numbers"
-                raise self.error(problem, "no tensor of a graph has so many small ones")
+        return self.unpack(self.numbers(number, 1), dtype)
+
+    def unpack(self, varints: memoryview, dtype: np.dtype[Any]) -> Array:
+        """Return the varints that some bytes of the message are."""
+        data, written = np.frombuffer(varints, np.uint8), bytearray()
+        while len(data):
+            ends = np.flatnonzero(data[:PIECE] < 0x80)
+            lengths = np.diff(ends, prepend=-1)
+            if not len(ends) or lengths.max() > LONGEST or (data[ends[lengths == LONGEST]] > 1).any():
+                raise self.error("one of its numbers goes on past its end, or has more than 64 bits")
+            starts = ends + 1 - lengths
+            piece, data = data[: ends[-1] + 1], data[ends[-1] + 1 :]
+            shifts = (7 * (np.arange(len(piece)) - np.repeat(starts, lengths))).astype(np.uint64)
+            values = np.bitwise_or.reduceat((piece & 0x7F).astype(np.uint64) << shifts, starts)
+            written += values.astype(dtype).tobytes()
+            most = (MOST_UNPACKED + 4 * len(self)) // dtype.itemsize
+            self.limit(len(written) // dtype.itemsize, most, "numbers")
         return np.frombuffer(written, dtype)
 
-    def _runs(self, number: int) -> Iterator[Array]:
-        """Yield the varints of a number in arrays of limited size."""
-        few = array("Q")
-        for field_number, kind, start, end in self.fields():
-            if field_number == number and kind == VARINT:
-                few.append(start)
-            elif field_number == number and kind == BYTES and end - start < FEW:
-                while start < end:
-                    value, start = varint(self.file, start, end)
-                    few.append(value)
-            elif field_number == number and kind == BYTES:
-                yield np.array(few, np.uint64)
-                few = array("Q")
-                yield from _unpacked(self, self.file.buffer[start:end])
-            if len(few) > PIECE:
-                yield np.array(few, np.uint64)
-                few = array("Q")
-        yield np.array(few, np.uint64)
+    def numbers(self, number: int, width: int) -> memoryview:
+        """Return the bytes of all numbers of a field, packed or not; in place if possible.
 
-    def fixed(self, number: int, width: int) -> memoryview:
-        """Return the bytes of all numbers of 4 or 8 bytes of a field, packed or not; in place if possible."""
+        They are of 4 or 8 bytes each, or varints with a `width` of 1.
+        """
         whole, joined = self.file.buffer[:0], bytearray()
+        kinds = BYTES, {1: VARINT, 4: FIXED32, 8: FIXED64}[width]
         for field_number, kind, start, end in self.fields():
-            if field_number == number and kind == BYTES and (end - start) % width:
+            if field_number != number or kind not in kinds:
+                continue
+            if (end - start) % width:
                 raise self.file.error(start, f"{end - start} bytes hold numbers of {width} bytes each")
-            if field_number == number and kind in (BYTES, FIXED32 if width == 4 else FIXED64):
-                joined += whole
-                whole = self.file.buffer[start:end]
+            if width == 1 and end > start and self.file.buffer[end - 1] > 0x7F:
+                raise self.file.error(start, "the last of its numbers goes on past its end")
+            joined += whole
+            whole = self.file.buffer[start:end]
         if not joined:
             return whole
         joined += whole
         return memoryview(joined).toreadonly()
-
-
-def signed(value: int) -> int:
-    """Convert the value of a varint to an int64."""
-    return value - 2**64 if value >> 63 else value
-
-
-def _unpacked(message: Message, data: memoryview) -> Iterator[Array]:
-    """Yield the varints of a packed field, in arrays of limited size."""
-    incomplete = np.empty(0, np.uint8)
-    for start in range(0, len(data), PIECE):  # so few at a time that they need no memory to speak of
-        piece = np.concatenate([incomplete, np.frombuffer(data[start : start + PIECE], np.uint8)])
-        ends = np.flatnonzero(piece < 0x80)
-        starts = np.concatenate([[0], ends + 1])
-        lengths, incomplete = np.diff(starts), piece[starts[-1] :]
-        longest = max(len(incomplete) + 1, lengths.max(initial=0))
-        if longest > LONGEST or np.any(piece[ends[lengths == LONGEST]] > 1):
-            raise message.error("one of its numbers has more than 64 bits")
-        values = np.zeros(len(ends), np.uint64)
-        for k in range(lengths.max(initial=0)):
-            longer = lengths > k
-            values[longer] |= (piece[starts[:-1][longer] + k] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * k)
-        yield values
-    if len(incomplete):
-        raise message.error("the last of its numbers goes on past its end")

@@ -97,7 +97,7 @@ class Derived(keras.layers.LSTM):
     [
         (lambda: Derived(3), "its class is Derived, which may compute something else than LSTM, GRU"),
         (lambda: keras.layers.LSTM(3, recurrent_dropout=0.1), "recurrent_dropout is 0.1"),
-        (lambda: keras.layers.GRU(3, activation="gelu"), "its activation is none of blockcell's"),
+        (lambda: keras.layers.GRU(3, activation="gelu"), "its activation, gelu, is none of blockcell's"),
         (lambda: keras.layers.LSTM(3, dtype="mixed_bfloat16"), "its dtype policy is mixed_bfloat16; expected float"),
         (lambda: keras.layers.RNN(keras.layers.GRUCell(3)), "its class is RNN, which may compute something else"),
     ],
@@ -114,7 +114,7 @@ def test_layers_that_are_left(layer, reason):
 
 def test_small_layers_are_left():
     model = small_model(keras.layers.LSTM(5, name="small"))
-    expected = {"small": "it has fewer units than min_units, 6"}
+    expected = {"small": "it has 5 units, fewer than min_units=6"}
     assert blockcell.keras.replace(model, min_units=6).left == expected
     assert len(blockcell.keras.replace(model).changed) == (BACKEND != "jax")
     with pytest.raises(TypeError, match=r"blockcell\.keras\.replace: min_units is '6'"):
@@ -139,7 +139,7 @@ def test_short_calls_are_left():
 
 def test_layers_that_are_not_built_are_left():
     model = keras.Sequential([keras.layers.LSTM(3)])
-    assert [*replace(model).left.values()] == ["it is not built; call the model once"]
+    assert [*replace(model).left.values()] == ["it is not built; call the model once, then replace"]
 
 
 @pytest.mark.parametrize("model", [None, object(), np.zeros(3)])
@@ -160,7 +160,7 @@ def test_export_asks_for_restore(tmp_path):
 def test_compiled_models_are_refused():
     model = small_model()
     model.compile(optimizer="sgd", loss="mse", jit_compile=True)
-    with pytest.raises(ValueError, match=r"compiled with jit_compile=True.*; expected compile\(..., jit_compile=False"):
+    with pytest.raises(ValueError, match=r"with jit_compile=True, but .*; expected compile\(..., jit_compile=False"):
         replace(model)
 
 
@@ -243,6 +243,22 @@ def test_gradients_of_an_earlier_call(training):
         for grad, expected_grad in zip(computation.backward_of_token(token, call, d_results), expected, strict=True):
             np.testing.assert_array_equal(grad, expected_grad)
     assert computation._kept == (0, None)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="PyTorch and JAX raise errors of their own")
+@pytest.mark.parametrize("power", [1, 2])
+def test_gradients_of_gradients(power):
+    """TensorFlow would take what it cannot differentiate for a constant."""
+    import tensorflow as tf
+
+    model, x = small_model(), tf.constant(X)
+    replace(model)
+    with tf.GradientTape() as outer, tf.GradientTape() as inner:
+        outer.watch(x)
+        inner.watch(x)
+        penalty = tf.reduce_sum(inner.gradient(tf.reduce_sum(model(x) ** power), x) ** 2)
+    with pytest.raises(NotImplementedError, match=r"a gradient of a gradient .*; call blockcell\.keras\.restore"):
+        outer.gradient(penalty, [x, *(variable.value for variable in model.trainable_variables)])
 
 
 def test_one_model_in_two_threads():

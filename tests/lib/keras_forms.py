@@ -13,7 +13,6 @@ import zipfile
 import numpy as np
 
 ROLES = "kernel", "recurrent_kernel", "bias"
-KERAS_1 = {"LSTM": "icfo", "GRU": "zrh"}  # the gates whose arrays it has one after the other
 COLUMNS = {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}
 
 
@@ -65,19 +64,12 @@ def named_arrays(part, arrays):
     if kind == "Bidirectional":
         half = len(own) // 2
         halves = [("forward", own[:half]), ("backward", own[half:])]
-        if half > 3:
-            gates = KERAS_1["LSTM" if half == 12 else "GRU"]
-            return [
-                (f"{side}_x_{'WUb'[k % 3]}_{gates[k // 3]}", a) for side, part in halves for k, a in enumerate(part)
-            ]
         return [(f"{name}/{side}_x/{role}:0", a) for side, part in halves for role, a in zip(ROLES, part, strict=False)]
     if kind in ("Dense", "TimeDistributed"):
         roles = ROLES if len(own) == 3 else ROLES[::2]
         return [(f"{name}/{role}:0", array) for role, array in zip(roles, own, strict=False)]
     if kind == "RNN":
         return [(f"{name}/cell_{k // 3}/{ROLES[k % 3]}:0", array) for k, array in enumerate(own)]
-    if kind in KERAS_1 and len(own) == 3 * len(KERAS_1[kind]):
-        return [(f"{name}_{'WUb'[k % 3]}_{KERAS_1[kind][k // 3]}", array) for k, array in enumerate(own)]
     known = kind.removeprefix("CuDNN") in COLUMNS
     roles = ROLES if known else ["embeddings"] if kind == "Embedding" else [f"weight_{k}" for k in range(len(own))]
     return [(f"{name}/cell/{role}:0", array) for role, array in zip(roles, own, strict=False)]
@@ -123,20 +115,20 @@ def snake_case(name):
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def class_names(parts, number=str):
+def class_names(parts):
     """The names of the layers' groups: their classes', numbered from the second of a class on."""
     counts, names = {}, []
     for part in parts:
         kind = snake_case(part["class_name"])
         counts[kind] = counts.get(kind, -1) + 1
-        names.append(f"{kind}_{number(counts[kind])}" if counts[kind] else kind)
+        names.append(f"{kind}_{counts[kind]}" if counts[kind] else kind)
     return names
 
 
-def write_variables(group, model, arrays, names=True, container="layers", number=str):
-    """What Keras 3 writes for a model, with the layers' names or without; `number` makes names of numbers."""
+def write_variables(group, model, arrays, names=True, container="layers"):
+    """What Keras 3 writes for a model, with the layers' names or without."""
     inside = group.create_group(container)
-    for part, name in zip(inner_of(model), class_names(inner_of(model), number), strict=True):
+    for part, name in zip(inner_of(model), class_names(inner_of(model)), strict=True):
         write_layer(inside.create_group(name), part, arrays, names, container)
     return group
 

@@ -56,7 +56,7 @@ GIVEN = {"s/kernel": ("k", ""), "s/bias": ("b", "")}
 
 def write_saved(folder, *, called, numbers=(2, 3), names=("w", "b"), constants=()):
     """Write a SavedModel with a function that captured its variables and that the graph may call; find its cell."""
-    keys = [f"variables/{k}{VALUE}" for k in range(2)]
+    keys = [f"{name}{VALUE}" for name in "wb"]
     checkpoint = [tracked({"w": 1, "b": 2}), *(tracked({}, (f"s/{n}", key)) for n, key in zip("wb", keys, strict=True))]
     (folder / "variables").mkdir(parents=True)
     write_objects(folder / "variables" / "variables", dict(zip(keys, (W, BIAS), strict=True)), graph(*checkpoint))

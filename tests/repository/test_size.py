@@ -9,8 +9,8 @@ from tracked import ROOT, tracked_files
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 11885,
     "blockcell": 12265,
-    "blockcell/convert": 7180,
-    "blockcell/tensorflow": 8840,
+    "blockcell/convert": 6580,
+    "blockcell/tensorflow": 8330,
     "onnx_export": 5500,
     "tests": 42850,
     "tools": 3735,

@@ -61,7 +61,6 @@ def test_large_weights_amplify_rounding_errors(tmp_path):
     cells = [cell_of(folder, "BlockLSTM", scale) for folder, scale in zip(folders, (0.1, 60.0), strict=True)]
     small, large = (cell.check() for cell in cells)
     assert small < small.bound == 24 < large < large.bound < 50 * large
-    assert [cell.bound for cell in cells] == [small.bound, large.bound]
     copied = pickle.loads(pickle.dumps(large))
     assert (copied, copied.bound, copied.ok) == (large, large.bound, True)
     assert not Check(float("nan"), 24.0).ok

@@ -43,7 +43,7 @@ ATTRIBUTES = {  # that are not those of every cell of the kind
 }
 REASONS = {
     "layer_norm": "layer normalization, which the block cells do not have: the node",
-    "ugrnn": "it has no reset gate: the state goes into the node",
+    "ugrnn": "is not what a GRU has there",
     "zoneout": "is not that of the step before, but comes from",
     "random_zoneout": "it changes its state at random|its state is kept at random, by the node",
     "minimal": "is no RNN, LSTM or GRU",
@@ -142,13 +142,12 @@ GRU_CHANGES = {
     "a part of another sigmoid": ({"other": ("Sigmoid", "product"),
                                    "parts": ("Split", "axis", "other", {"num_split": 2}),
                                    "reset": ("Mul", "from_h_b", "parts")}, "only some of its gates have a bias"),
-    "the same part": ({"reset": ("Mul", "from_h_b", "split:1")}, "two of its gates have the same weights"),
     "reset twice": ({"c_bar": ("AddV2", "reset", "reset")}, "is no RNN, LSTM or GRU"),
     "a number": ({"three": ("Const", 3.0), "more": ("AddV2", "bar", "three"), "gates": ("Sigmoid", "more")},
                  "a number, 3, is added to r"),
     "something else added": ({"other": ("Exp", "x"), "sum": ("AddV2", "from_x_b", "other"),
                               "c_bar": ("AddV2", "reset", "sum")}, "is not what a GRU has there"),
-    "no reset": ({"reset": ("Identity", "from_h_b")}, "it has no reset gate: the state goes into the node"),
+    "no reset": ({"reset": ("Identity", "from_h_b")}, "is not what a GRU has there"),
     "another input": ({"other": ("Exp", "x"), "from_x": ("MatMul", "other", "w_cx")},
                       "its gate r, from 'x' and 'net/thing/h_prev', is not computed from the input and the state"),
     "another state": ({"other": ("Exp", "h_prev"), "from_h": ("MatMul", "other", "w_ch")},
@@ -159,7 +158,7 @@ GRU_CHANGES = {
                    "'net/thing/reset', which is a Mul, is added to the candidate"),
 }  # fmt: skip
 
-OTHER_EQUATIONS = "is no RNN, LSTM or GRU|is not what|is not computed from|in none of the cells|has no reset gate"
+OTHER_EQUATIONS = "is no RNN, LSTM or GRU|is not what|is not computed from|in none of the cells"
 """What is said of a cell with other equations, with a node, as the page on refused cells promises."""
 
 
@@ -238,7 +237,6 @@ LSTM_CHANGES = {
                   "twos": ("Const", np.int32([1, 2]))}, "its cell state is not what the block cells have"),
     "past the end": ({"begin_1": ("Const", np.int32([0, 4 * H])), "end_1": ("Const", np.int32([0, 5 * H]))},
                      "its cell state is not what the block cells have"),
-    "the same part": ({"begin_1": ("Const", np.int32([0, 0])), "end_1": ("Const", np.int32([0, H]))}, "same weights"),
     "a mask of states": ({"mask": ("Placeholder",), "kept": ("Mul", "h", "mask"),
                           "h_next": ("NextIteration", "kept")}, "but comes from 'net/thing/kept'"),
     "a mask of cell states": ({"mask": ("Placeholder",), "kept": ("Mul", "c", "mask"),
@@ -250,11 +248,11 @@ LSTM_CHANGES = {
                         "its state is kept at random, by the node 'net/thing/random'"),
     "coupled to another gate": ({"one": ("Const", 1.0), "i": ("Sub", "one", "o")},
                                 "its cell state is not what the block cells have"),
-    "relu": ({"g": ("Relu", "part_2")}, "'net/thing/c', goes through a tanh, and what is added up to it through"),
-    "relu of the state": ({"t": ("Relu", "c")}, "'net/thing/c', goes through a relu, and what is added up to it"),
-    "relu6": ({"g": ("Relu6", "part_2")}, "the node 'net/thing/g' is a Relu6, which is no activation of layers"),
+    "relu": ({"g": ("Relu", "part_2")}, "its cell state is not what the block cells have"),
+    "relu of the state": ({"t": ("Relu", "c")}, "its cell state is not what the block cells have"),
+    "relu6": ({"g": ("Relu6", "part_2")}, "an activation that layers do not have: the node 'net/thing/g' is a Relu6"),
     "swish": ({"s": ("Sigmoid", "part_2"), "g": ("Mul", "part_2", "s")},
-              "'net/thing/g' is a Mul that makes a swish"),
+              "its cell state is not what the block cells have"),
     "one gate of another kind": ({"o": ("Softsign", "part_3")}, "have different activations, i a sigmoid"),
     "unknown": ({"t": ("Mystery", "c")}, "'net/thing/t', which is a Mystery, is in none of the cells"),
     "a Sub of one": ({"i": ("Sub", "f")}, "its cell state is not what the block cells have"),
@@ -277,6 +275,13 @@ def test_changed_lstms_are_refused(tmp_path, change):
     (cell,) = cells_of(tmp_path, keras_lstm(**lines), "c", "h", **lstm_weights()).values()
     assert cell.refused is not None and reason in cell.refused and names_a_node(cell.refused)
     assert cell.name == "net/thing"
+
+
+def test_gates_of_the_same_weights(tmp_path):
+    """The layer has them twice, and computes the same."""
+    lines = keras_lstm(begin_1=("Const", np.int32([0, 0])), end_1=("Const", np.int32([0, H])))
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
+    assert cell.refused is None and cell.check() <= 8 and cell.layer().hidden_size == H
 
 
 def test_selection_by_lengths_is_understood(tmp_path):

@@ -461,17 +461,16 @@ TENSOR = """node { name: "c" op: "Const" attr { key: "value" value { tensor { %s
     "tensor, values",
     [
         ("dtype: DT_FLOAT float_val: 1.5e-05", np.float32(1.5e-5)),
-        ("dtype: DT_FLOAT, tensor_shape { dim { size: 4 } }; float_val: [1, -inf, 2f, 1e39]", [1, -np.inf, 2, np.inf]),
+        ("dtype: DT_FLOAT, tensor_shape { dim { size: 2 } }; float_val: -inf float_val: 1e39", [-np.inf, np.inf]),
         ("dtype: 1 tensor_shape: < unknown_rank: false >  # text\n float_val: .5", 0.5),
         ("dtype: DT_DOUBLE_REF double_val: 0.1", 0.1),
         ("dtype: DT_INT32 int_val: -0x10", -16),
-        ("dtype: DT_INT64 int64_val: 017", 15),
         ("dtype: DT_BOOL bool_val: true", True),
         ("dtype: DT_UINT64 uint64_val: 18446744073709551615", 2**64 - 1),
         ("dtype: DT_HALF half_val: 15360", 1),
         (r"dtype: DT_INT8 tensor_shape { dim { size: 6 } } tensor_content: 'a\n\'' " '"\\x7f\\001\\\\"',
          [97, 10, 39, 127, 1, 92]),
-        ("unknown { more { a: 1 b: [x, y] c: 'd' [a.b/c] { e: 1 } } } other: [] dtype: DT_INT32 string_val: 'x'", 0),
+        ("unknown { more { a: 1 b: x c: 'd' [a.b/c] { e: 1 } } } other: y dtype: DT_INT32 string_val: 'x'", 0),
         ("[type.googleapis.com/x] { a: 1 } dtype: DT_INT32 int_val: 3", 3),
     ],
 )  # fmt: skip
@@ -481,7 +480,7 @@ def test_text(tmp_path, tensor, values):
 
 
 def test_text_of_a_saved_model(golden, tmp_path):
-    nodes = "node { name: 'a' op: 'Add' input: ['x', '^y'] attr { key: 'l' value { list { s: 'p' s: 'q' 'r' } } } }"
+    nodes = "node { name: 'a' op: 'Add' input: 'x' input: '^y' attr { key: 'l' value { list { s: 'p' s: 'q' 'r' } } } }"
     folder = tmp_path / "saved"
     folder.mkdir()
     (folder / "saved_model.pbtxt").write_text(
@@ -501,14 +500,11 @@ def test_text_of_a_saved_model(golden, tmp_path):
         (b"node {", "there is 'the end'; expected a field"),
         (b"node }", "there is '}'"),
         (b"}", "there is '}'; expected a field"),
-        (b"node: 5", "there is '5'; expected a message"),
         (b"node { name: { } }", "there is '{'; expected a text"),
         (b"node { name: 5 }", "there is '5'; expected a text"),
         (b"node { name: 'a }", "what follows is no text"),
         (b"node { name: 'a\nb' }", "what follows is no text"),
-        (b"node { name: ['a' }", "there is '}'"),
-        (b"node { name: ['a'", "there is 'the end'"),
-        (b"node [", "there is 'the end'"),
+        (b"node { name: ['a'] }", "there is '\\['; expected a text"),
         (b"[", "there is 'the end'"),
         (b"\xff", "what follows is no text"),
         (b"node { name: 'a' op: 'b' } ?", "byte 26: what follows"),
@@ -557,12 +553,7 @@ def test_what_is_none_of_the_formats(tmp_path):
         opened(tmp_path)
     for name, words in [
         ("notes.txt", expected),
-        ("a.h5", r"a model of Keras': layer = blockcell.convert.from_keras\(path\) .*, layer.save\(out\)"),
-        ("a.KERAS", "a model of Keras'.*from_keras"),
-        ("a.onnx", "from_onnx"),
-        ("a.pth", "from_torch"),
-        ("a.tflite", "that it was made from"),
-        ("a.npz", "blockcell.load reads"),
+        ("a.KERAS", r"from_keras, .* read such models, layer.save\(out\) saves a layer"),
     ]:
         (tmp_path / name).write_bytes(b"\x89HDF")
         with pytest.raises(FormatError, match=f"{name} is of an unknown kind; .*{words}"):

@@ -90,7 +90,7 @@ NO_LAYER_HAS = {
     "erf": ({"c": ("Erf", "c_bar")}, "it has an activation that layers do not have: the node 'net/thing/c' is a Erf"),
     "swish": (
         {"gate": ("Sigmoid", "c_bar"), "c": ("Mul", "gate", "c_bar")},
-        "the node 'net/thing/c' is a Mul that makes a swish, which is no activation of layers",
+        "what follows the product 'net/thing/from_h' with net/thing/recurrent is no RNN, LSTM or GRU",
     ),
 }
 

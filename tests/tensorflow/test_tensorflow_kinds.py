@@ -47,11 +47,13 @@ def behind(operand, out, activation):
         case ("hard_sigmoid", a, b):
             line = op("AddV2", op("Mul", const(a), operand), const(b))
             lines[out] = ("Maximum", op("Minimum", line, const(1)), const(0))
-        case ("leaky_relu", a):
-            lines[out] = ("Maximum", op("Mul", const(a), operand), operand)
-        case ("elu", a):
+        case "leaky_relu by a product":  # as TensorFlow wrote it before 1.13
+            lines[out] = ("Maximum", op("Mul", const(0.25), operand), operand)
+        case "elu of another alpha":
             elu = op("Elu", operand)
-            lines[out] = ("SelectV2", op("Greater", operand, const(0)), elu, op("Mul", const(a), elu))
+            lines[out] = ("SelectV2", op("Greater", operand, const(0)), elu, op("Mul", const(0.5), elu))
+        case "swish":
+            lines[out] = ("Mul", operand, op("Sigmoid", operand))
         case "linear":
             lines[out] = ("Identity", operand)
         case name:
@@ -60,7 +62,7 @@ def behind(operand, out, activation):
     return lines
 
 
-ACTIVATIONS = [*PARAMETERS, ("leaky_relu", 0.25), ("elu", 0.5), "hard_sigmoid by a sixth", ("hard_sigmoid", 0.2, 0.5)]
+ACTIVATIONS = [*PARAMETERS, "hard_sigmoid by a sixth", ("hard_sigmoid", 0.2, 0.5)]
 ELSE = {"hard_sigmoid by a sixth": "hard_sigmoid"}
 
 
@@ -109,6 +111,14 @@ def test_one_step_of_an_rnn_is_told_by_its_name(tmp_path, scope, is_found):
     ] * is_found
 
 
+@pytest.mark.parametrize(("reader", "is_used"), [("ZerosLike", False), ("Identity", True)])
+def test_a_step_before_the_loop(tmp_path, reader, is_used):
+    """Keras has one to learn shapes; a step whose result is used is a step of the cell."""
+    first = renamed(rnn(), {name: f"{name}_0" for name in rnn()} | {"h_prev": "start"})
+    (cell,) = cells_of(tmp_path, rnn() | first | {"y": (reader, "h_0")}, "h", **rnn_weights()).values()
+    assert cell.refused is None and len(cell.nodes) == 1 + is_used
+
+
 NO_CELLS = {
     "what another layer gave": {"other": ("Tanh", "h"), "h_next": ("NextIteration", "other")},
     "what does not change": {"h_next": ("NextIteration", "h_prev")},
@@ -128,20 +138,29 @@ def test_an_rnn_of_another_activation_is_refused(tmp_path, op):
     assert cell.refused == f"the node 'net/thing/h' is a {op}, which is no activation of layers"
 
 
-def test_an_sru_is_refused(tmp_path):
+@pytest.mark.parametrize("states", [["h"], []])
+@pytest.mark.parametrize("activation", ["leaky_relu by a product", "elu of another alpha", "swish"])
+def test_an_rnn_of_an_activation_of_several_nodes_is_refused(tmp_path, activation, states):
+    """In a loop and in a single step, which is not taken for a linear one or one of a part of the activation."""
+    lines = rnn() | behind("z", "h", activation) | ({} if states else {"h_prev": ("Placeholder",)})
+    (cell,) = cells_of(tmp_path, lines, *states, scope="net/basic_rnn_cell", **rnn_weights()).values()
+    assert cell.refused is not None
+
+
+@pytest.mark.parametrize("scope", ["net/sru_cell", "net/thing"])
+def test_an_sru_is_refused(tmp_path, scope):
     """Its state goes into no product."""
     lines = {"axis": ("Const", np.int32(1)), "product": ("MatMul", "x", "kernel"),
              "split": ("Split", "axis", "product", {"num_split": 2}), "f": ("Sigmoid", "split"),
              "one": ("Const", 1.0), "rest": ("Sub", "one", "f"), "keep": ("Mul", "f", "c_prev"),
              "new": ("Mul", "rest", "split:1"), "c": ("AddV2", "keep", "new")}  # fmt: skip
     kernel = np.ones((I, 2 * H), np.float32)
-    (cell,) = cells_of(tmp_path, lines, "c", scope="net/sru_cell", kernel=kernel).values()
-    assert cell.kind == "SRU"
-    assert cell.refused == "it is an SRU or one like it, whose state goes into no product: the node 'net/sru_cell/c'"
+    (cell,) = cells_of(tmp_path, lines, "c", scope=scope, kernel=kernel).values()
+    assert cell.refused == f"what goes into the node '{scope}/split', which is a Split, is not what a GRU has there"
 
 
 @pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid", ("hard_sigmoid", 0.2, 0.5), "softsign"], ids=str)
-@pytest.mark.parametrize("activation", ["sigmoid", "relu", "hard_sigmoid", ("leaky_relu", 0.25), "linear"], ids=str)
+@pytest.mark.parametrize("activation", ["sigmoid", "relu", "hard_sigmoid", "leaky_relu", "linear"], ids=str)
 def test_an_lstm_of_other_activations(tmp_path, activation, recurrent):
     weights, lines = lstm_weights(), keras_lstm()
     for out, operand, kind in (("i", "part_0", recurrent), ("f", "part_1", recurrent), ("g", "part_2", activation),

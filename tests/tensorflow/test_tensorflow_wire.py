@@ -57,10 +57,9 @@ def test_fields_are_what_was_written(tmp_path_factory, fields):
     assert decode_fields(data) == fields
     path = tmp_path_factory.mktemp("wire") / "message"
     path.write_bytes(data)
-    mapped = File(path)
-    read_fields = [(number, wire_type, start if wire_type == wire.VARINT else bytes(mapped.buffer[start:end]))
-                   for number, wire_type, start, end in Message(mapped, 0, len(data)).fields()]  # fmt: skip
-    assert read_fields == fields
+    whole = Message(File(path), 0, len(data))
+    values = [(number, wire_type, Message(whole.file, *place)) for number, wire_type, *place in whole.fields()]
+    assert [(n, t, v.varint() % 2**64 if t == wire.VARINT else bytes(v.view)) for n, t, v in values] == fields
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x0a\2a", b"\x0d\0\0\0", b"\x09" + bytes(7), b"\0\0", b"\x0b\0"])
@@ -104,11 +103,11 @@ def test_many_packed_numbers(message):
 
 def test_numbers_of_fixed_width(message):
     packed, single = struct.pack("<3f", 1, 2, 3), field(5, 4.0)
-    assert bytes(message(field(5, packed)).fixed(5, 4)) == packed
+    assert bytes(message(field(5, packed)).numbers(5, 4)) == packed
     expected = packed + struct.pack("<f", 4) + packed
-    assert bytes(message(field(5, packed) + single + field(5, packed)).fixed(5, 4)) == expected
-    assert bytes(message(b"\x31" + b"\7" * 8).fixed(6, 8)) == b"\7" * 8
-    assert bytes(message(b"").fixed(5, 4)) == b""
+    assert bytes(message(field(5, packed) + single + field(5, packed)).numbers(5, 4)) == expected
+    assert bytes(message(b"\x31" + b"\7" * 8).numbers(6, 8)) == b"\7" * 8
+    assert bytes(message(b"").numbers(5, 4)) == b""
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_what_are_no_packed_numbers(message, packed):
 
 def test_packed_numbers_have_their_width(message):
     with pytest.raises(FormatError, match="5 bytes hold numbers of 4 bytes"):
-        message(field(1, b"12345")).fixed(1, 4)
+        message(field(1, b"12345")).numbers(1, 4)
 
 
 def test_numbers_take_no_more_memory_than_the_file(message):
@@ -300,7 +299,7 @@ def test_keys_that_grow_are_refused(file):
     table_file = file(one_block(head + entries, 0, 1))
 
     def read():
-        with pytest.raises(FormatError, match="its keys have more than"):
+        with pytest.raises(FormatError, match=r"more than \d+ bytes of keys"):
             list(Table(table_file).entries())
 
     _, used = peak(read)

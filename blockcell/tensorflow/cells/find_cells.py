@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from ..graphs import Graph
@@ -23,11 +24,12 @@ from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
 from .structure.sequences import CellRun, trace_sequences
 from .weights.weight_slices import WeightSlices
-from .weights.weight_sources import WeightSources, trace_weights
+from .weights.weight_sources import WeightSources
 
 _MOST_SELECTIONS = 4  # places from a state back to the step before, which a mask may select
 _ENDINGS = re.compile(
-    r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
+    r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(_\d+)?"
+    r"(/(part_\d+|read|ReadVariableOp))*\Z"
 )
 
 
@@ -42,40 +44,30 @@ class _ConnectedCell(NamedTuple):
     initial_states: tuple[InitialState, ...] = ()
 
 
-class _CopyGroup(NamedTuple):
-    """A cell with its copies: steps of an unrolled cell, and nodes in several functions, all in one direction."""
-
-    copies: list[_ConnectedCell]
-    input_groups: tuple[int, ...]
-    """The numbers of the groups whose h is x."""
-    input_varies: bool
-    """Whether the copies do not read the same groups."""
-
-    def links(self, names: Mapping[int, str]) -> CellLinks:
-        """Return what comes before the cell, by the names of groups."""
-        initial_states = self.copies[0].initial_states
-        if len({tuple(state.name for state in cell.initial_states) for cell in self.copies}) > 1:
-            initial_states = (InitialState("several states, of its runs"),)
-        origins = [cell.input_origins for cell in self.copies if cell.reverse is not None]
-        source_cells = tuple(names[number] for number in self.input_groups)
-        return CellLinks(
-            self.copies[0].reverse, source_cells, self.input_varies, frozenset().union(*origins), initial_states
-        )
-
-
 def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     """Find the cells of graphs, or without a graph by names of variables; a frozen graph has no variables."""
     if not graphs and variables is not None:
         return Cells({scope: Found(scope, definition) for scope, definition in search_names(variables).items()})
-    by_graph = [_search_graph(trace_weights(graph, variables), k) for k, graph in enumerate(graphs)]
+    by_graph = [_search_graph(WeightSources(GraphReader(graph), variables), k) for k, graph in enumerate(graphs)]
     groups = _merge_copies([cell for cells, _, _ in by_graph for cell in cells])
-    names = _name_groups({number: groups[number].copies[0] for number in _order_by_inputs(groups)})
+    inputs = _find_inputs(groups)
+    # groups read each other in no cycle: `trace_sequences` leaves the direction of runs in a cycle unknown, and
+    # `_search_graph` gives cells of unknown direction no `input_cells`
+    order = TopologicalSorter({number: read or () for number, read in enumerate(inputs)}).static_order()
+    names = _name_groups({number: groups[number][0] for number in order})
     found_cells = {}
     for number, name in names.items():
-        copies = groups[number].copies
+        copies = groups[number]
+        initial_states = copies[0].initial_states
+        if len({tuple(state.name for state in cell.initial_states) for cell in copies}) > 1:
+            initial_states = (InitialState("several states, of its runs"),)
+        origins_of_copies = [cell.input_origins for cell in copies if cell.reverse is not None]
+        source_cells = tuple(names[below] for below in inputs[number] or ())
+        origins = frozenset().union(*origins_of_copies)
+        links = CellLinks(copies[0].reverse, source_cells, inputs[number] is None, origins, initial_states)
         cell_nodes = [node for cell in copies for node in cell.definition.nodes]
-        found_cells[name] = Found(name, copies[0].definition, cell_nodes, groups[number].links(names))
-    name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group.copies}
+        found_cells[name] = Found(name, copies[0].definition, cell_nodes, links)
+    name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group}
     connections = [
         (connections, [name_by_cell[cell] for cell in first_steps]) for _, connections, first_steps in by_graph
     ]
@@ -167,7 +159,7 @@ def _identity(cell: CellDefinition) -> tuple[object, ...]:
     return cell.tf_class, weights, tuple(cell.attributes.items()), _cell_scope(cell), cell.refusal
 
 
-def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[_CopyGroup]:
+def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[list[_ConnectedCell]]:
     """Group the steps of an unrolled cell, and copies in other functions, to one group for each direction."""
     by_identity: dict[tuple[object, ...], dict[bool | None, list[_ConnectedCell]]] = {}
     for cell in cells:
@@ -178,28 +170,17 @@ def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[_CopyGroup]:
         directions = [*by_direction.values()] or [[]]
         directions[0] += unknown
         groups += directions
+    return groups
+
+
+def _find_inputs(groups: Sequence[Sequence[_ConnectedCell]]) -> list[tuple[int, ...] | None]:
+    """Return the numbers of the groups whose h each group reads; None if its copies do not read the same."""
     numbers = {cell.definition: number for number, group in enumerate(groups) for cell in group}
-    copy_groups = []
+    inputs: list[tuple[int, ...] | None] = []
     for group in groups:
-        inputs = {tuple(numbers[below] for below in cell.input_cells) for cell in group if cell.reverse is not None}
-        input_groups = inputs.pop() if len(inputs) == 1 else ()
-        copy_groups.append(_CopyGroup(group, input_groups, len(inputs) > 1))
-    return copy_groups
-
-
-def _order_by_inputs(groups: Sequence[_CopyGroup]) -> list[int]:
-    """Return the numbers of groups in such an order that each comes after the groups that it reads."""
-    done: dict[int, None] = {}
-    # ends, as groups read each other in no cycle: `trace_sequences` leaves the direction of runs in a cycle unknown,
-    # and `_search_graph` gives cells of unknown direction no `input_cells`
-    for number in range(len(groups)):
-        waiting = [number]
-        while waiting:
-            below = [input_group for input_group in groups[waiting[-1]].input_groups if input_group not in done]
-            if not below:
-                done[waiting.pop()] = None
-            waiting += below
-    return [*done]
+        read = {tuple(numbers[below] for below in cell.input_cells) for cell in group if cell.reverse is not None}
+        inputs.append(None if len(read) > 1 else next(iter(read), ()))
+    return inputs
 
 
 def _cell_scope(cell: CellDefinition) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....errors import plain
+from ....formulas import FORMULAS
 from ....layers import GRU, LSTM, RNN
 from ....optable import OPS, Array, Op, Tensor, lstm_weights, sizes_of
 from ..graph.graph_reader import FLOATS, Place
@@ -29,7 +30,7 @@ class LayerSpec(NamedTuple):
     """The weight that tells the sizes and the dtype."""
 
 
-_LAYER_SPECS = {
+LAYER_SPECS = {
     "LSTM": LayerSpec(LSTM, OPS["BlockLSTM"], "w"),
     "GRU": LayerSpec(GRU, OPS["block_gru"], "w_c"),
     "GRU that resets after": LayerSpec(GRU, OPS["block_gru_reset_after"], "w_c"),
@@ -76,7 +77,8 @@ class CellDefinition:
     nodes : the node that it is, or its last one; empty in a bare checkpoint
     sources : each weight of the layer
     attributes : those of the layer; None is what the file does not say
-    step : computes what the nodes do, with the weights `step_sources`, or with those of the layer if these are None
+    step : computes what the nodes do, with the weights `step_sources`, or with those of the layer if these are None; by
+        default it is the formula of the layer's op
     in_graph : the places of its x, states and h; None in a bare checkpoint, and if it is refused for what it reads
     sizes, refusal : the sizes of the layer, or the reason why there is none
     """
@@ -96,8 +98,8 @@ class CellDefinition:
     ) -> None:
         self.tf_class, self.layer_kind, self.nodes = tf_class, layer_kind, tuple(nodes)
         self.sources, self.attributes = dict(sources), dict(attributes or {})
-        self.layer_spec = _LAYER_SPECS["GRU that resets after" if self.attributes.get("reset_after") else layer_kind]
-        self.step, self.step_sources = step, step_sources
+        self.layer_spec = LAYER_SPECS["GRU that resets after" if self.attributes.get("reset_after") else layer_kind]
+        self.step, self.step_sources = step or formula_step(self.layer_spec.op), step_sources
         self.in_graph = in_graph
         self.dtype = next((source.dtype for source in self.sources.values()), "")
         self.weights = {role: source.name for role, source in self.sources.items()}
@@ -117,7 +119,8 @@ class CellDefinition:
                 return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
         form, shape = tensors[main].shape, self.sources[main].shape
         rows, columns = shape if len(shape) == 2 else (0, 0)
-        hidden, remainder = divmod(columns, len(block_sizes(form.split()[1], {"H": 1})))
+        [gates] = sizes_of(form.split()[1], {"H": 1})
+        hidden, remainder = divmod(columns, gates)
         sizes = {"H": hidden}
         if "w_p" in self.sources:
             sizes["P"] = [0, *self.sources["w_p"].shape][-1]
@@ -145,6 +148,25 @@ class CellDefinition:
         _, hidden, output = self.sizes or (0, 0, 0)
         count = sum(tensor.kind == "state" for tensor in self.layer_spec.op.inputs)
         return {"cs": hidden, "h": output} if count == 2 else {"h": output}
+
+
+def formula_step(op: Op) -> StepFunction:
+    """Return the function that computes a step by the formula of an op."""
+    formula = FORMULAS[op.name]
+
+    def step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+        """Compute a step by the formula of the op, in the order of the op's inputs."""
+        arguments: dict[str, Any] = dict(weights)
+        arguments |= {attribute.name: attributes[attribute.name] for attribute in op.attributes}
+        names = [tensor.name for tensor in op.inputs if tensor.name.endswith("_prev")]
+        arguments |= dict(zip(names, state, strict=True))
+        if op.sequence:
+            result = formula(seq_len_max=1, x=x[None], **arguments)
+            return tuple(getattr(result, name.removesuffix("_prev"))[0] for name in names)
+        result = formula(x=x, **arguments)
+        return tuple(getattr(result, name.removesuffix("_prev")) for name in names)
+
+    return step
 
 
 def block_sizes(word: str, sizes: Mapping[str, int]) -> list[int]:

@@ -207,9 +207,7 @@ class Found:
                 continue
             value: Any = canonical(f"{subject}: activation", option) if name == "activation" else option
             if name not in completed:
-                article = "a" if self._definition.layer_kind == "GRU" else "an"
-                layer_kind = f"{article} {self._definition.layer_kind}"
-                raise ValueError(f"{subject} is {layer_kind}, which has no {name} to be given; leave {name} out")
+                raise ValueError(f"{subject} has no {name}; leave {name} out")
             stored = completed[name]
             agrees = stored == value if name == "activation" else np.float32(stored or 0) == np.float32(value)
             if stored is not None and not agrees:
@@ -297,7 +295,6 @@ class Found:
     def _compare(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any) -> Check:
         """Compare the layer of a dtype with the cell's nodes."""
         step, step_sources = self._definition.step, self._definition.step_sources
-        assert step is not None
         state_sizes = self.state_sizes
         # a projection reads all cells, so that a part of them would not give its h
         if "w_p" not in arrays and max(array.size for array in arrays.values()) > _LARGE_KERNEL:
@@ -313,11 +310,6 @@ class Found:
             rows = draw_rows([layer.input_size, *state_sizes], arrays_by_kind, dtype,
                              may_overflow="exponential" in attributes.values())  # fmt: skip
             return compare(layer, lambda w, x, state: step(w, x, state, attributes), weights, rows, self._floor)
-
-    @property
-    def bound(self) -> float:
-        """The bound of `check()`; its minimum if the cell is refused, or if `check` needs an attribute as argument."""
-        return self._floor if self.refused is not None or self.unsaid else self.check().bound
 
     @property
     def _floor(self) -> float:

@@ -151,7 +151,10 @@ class StepProgram:
             options = {name: node.attrs.get(name, default) for name, default in op.options.items()}
             if any(not isinstance(value, float) for value in options.values()):
                 raise UnknownValue(f"the node {node.name!r}, whose attributes are {options}")
-            return partial(op.compute, **options) if options else op.compute, _broadcast_shape(node, shapes)
+            try:
+                return partial(op.compute, **options) if options else op.compute, np.broadcast_shapes(*shapes)
+            except ValueError:
+                raise _shape_mismatch(node, shapes) from None
         if node.op == "MatMul":
             if node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
                 raise UnknownValue(f"the node {node.name!r}, which transposes")
@@ -181,20 +184,6 @@ class StepProgram:
 def _computes(node: Node) -> bool:
     """Return whether a node computes new numbers or concatenates arrays."""
     return graph_op(node).compute is not None or node.op in ("MatMul", "ConcatV2")
-
-
-def _broadcast_shape(node: Node, shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of what a node computes entry by entry."""
-    try:
-        shape = np.broadcast_shapes(*shapes)
-    except ValueError:
-        raise _shape_mismatch(node, shapes) from None
-    bias = node.op == "BiasAdd"
-    if (bias or node.op == "ClipByValue") and shape != shapes[0]:
-        raise _shape_mismatch(node, shapes)
-    if bias and (shapes[1] != shapes[0][-1:] or (node.attrs.get("data_format") == "NCHW" and len(shape) > 2)):
-        raise _shape_mismatch(node, shapes)
-    return shape
 
 
 def _shape_mismatch(node: Node, shapes: Sequence[Shape]) -> UnknownValue:

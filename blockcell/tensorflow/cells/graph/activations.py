@@ -1,7 +1,6 @@
 """Activations in a graph: which one made a value, whichever nodes TensorFlow and Keras write for it.
 
-In comes a place; out go the activation as layers name it and the place that it is applied to, or a description of an
-activation that layers do not have.
+In comes a place; out go the activation as layers name it and the place that it is applied to.
 """
 
 from __future__ import annotations
@@ -38,12 +37,10 @@ def find_activation(reader: GraphReader, place: Place) -> ActivatedValue | None:
     with suppress(UnknownValue):
         if op.activation and len(inputs) == 1:
             return ActivatedValue(_with_options(node.attrs, op.activation), inputs[0])
-        if op.name == "Select" and len(inputs) == 3:
-            return _elu(reader, inputs)
         if op.name in ("RealDiv", "Mul"):
             return _hard_sigmoid(reader, op.name, inputs)
         if op.name in ("Maximum", "Minimum", "ClipByValue"):
-            return _leaky_relu(reader, op.name, inputs) or _clipped_line(reader, place)
+            return _clipped_line(reader, place)
     return None
 
 
@@ -57,38 +54,9 @@ def find_clip(reader: GraphReader, place: Place) -> tuple[Place, float, float] |
     if opposite is None:
         return None
     for inner, bound in _with_constant(reader, inputs):
-        inner = reader.resolve_in_step(inner)
-        if reader.op(inner).name == opposite:
-            for value, second in _with_constant(reader, reader.inputs_at(inner)):
-                return (value, bound, second) if op == "Maximum" else (value, second, bound)
+        for value, second in _with_constant(reader, reader.inputs_of(inner, opposite)):
+            return (value, bound, second) if op == "Maximum" else (value, second, bound)
     return None
-
-
-def describe_unsupported(reader: GraphReader, place: Place) -> str:
-    """Describe the node of an activation that layers do not have; "" if no such node makes the value."""
-    place = reader.resolve_in_step(place)
-    node, op = reader.node(place), reader.op(place)
-    if node is None:
-        return ""
-    if op.name == "IdentityN":  # around what has a gradient of its own
-        inputs = reader.inputs_at(place)
-        return describe_unsupported(reader, inputs[place.output]) if place.output < len(inputs) else ""
-    name = f"the node {node.name!r} is a {node.op}"
-    if op.name == "Mul":
-        return f"{name} that makes a swish" if _is_swish(reader, reader.inputs_at(place)) else ""
-    return name if op.refusal else ""
-
-
-def _is_swish(reader: GraphReader, inputs: tuple[Place, ...]) -> bool:
-    """Return whether it is x * sigmoid(x), or x * sigmoid(beta * x)."""
-    for value, gate in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
-        with suppress(UnknownValue):
-            gate_activation = find_activation(reader, gate)
-            if gate_activation is not None and gate_activation.activation == "sigmoid":
-                inner = reader.resolve_in_step(gate_activation.inner)
-                scaled = reader.inputs_at(inner) if reader.op(inner).name == "Mul" else ()
-                return any(reader.are_same(scaled_value, value) for scaled_value in (inner, *scaled))
-    return False
 
 
 def _with_options(attrs: dict[str, object], activation: str) -> Activation:
@@ -116,9 +84,8 @@ def _hard_sigmoid(reader: GraphReader, op: str, inputs: tuple[Place, ...]) -> Ac
         if op == "RealDiv" and value != inputs[0]:
             continue
         if _is_near(number if op == "RealDiv" else 1 / number if number else 0, 6):
-            value = reader.resolve_in_step(value)
-            if reader.op(value).name == "Relu6":
-                return ActivatedValue("hard_sigmoid", reader.inputs_at(value)[0], 3.0)
+            if inner := reader.inputs_of(value, "Relu6"):
+                return ActivatedValue("hard_sigmoid", inner[0], 3.0)
             clip = find_clip(reader, value)
             if clip is not None and clip[1:] == (0, 6):
                 return ActivatedValue("hard_sigmoid", clip[0], 3.0)
@@ -130,10 +97,7 @@ def _clipped_line(reader: GraphReader, place: Place) -> ActivatedValue | None:
     clip = find_clip(reader, place)
     if clip is None or clip[1:] != (0, 1):
         return None
-    inner = reader.resolve_in_step(clip[0])
-    if reader.op(inner).name != "Add":
-        return None
-    for line, beta in _with_constant(reader, reader.inputs_at(inner)):
+    for line, beta in _with_constant(reader, reader.inputs_of(clip[0], "Add")):
         line = reader.resolve_in_step(line)
         op, inputs = reader.op(line).name, reader.inputs_at(line)
         for value, alpha in _with_constant(reader, inputs) if op in ("Mul", "RealDiv") else ():
@@ -145,37 +109,6 @@ def _clipped_line(reader: GraphReader, place: Place) -> ActivatedValue | None:
                 return ActivatedValue("hard_sigmoid", value)
             numbers = _shortest_decimal(alpha), _shortest_decimal(beta)
             return ActivatedValue(_canonical_activation("hard_sigmoid", *numbers), value)
-    return None
-
-
-def _leaky_relu(reader: GraphReader, op: str, inputs: tuple[Place, ...]) -> ActivatedValue | None:
-    """Match max(alpha * x, x), a leaky ReLU as TensorFlow wrote it before 1.13."""
-    if op != "Maximum" or len(inputs) != 2:
-        return None
-    for scaled, value in (inputs, inputs[::-1]):
-        scaled = reader.resolve_in_step(scaled)
-        if reader.op(scaled).name == "Mul":
-            for x, alpha in _with_constant(reader, reader.inputs_at(scaled)):
-                if reader.are_same(x, value) and 0 <= alpha <= 1:
-                    return ActivatedValue(_canonical_activation("leaky_relu", _shortest_decimal(alpha)), value)
-    return None
-
-
-def _elu(reader: GraphReader, inputs: tuple[Place, ...]) -> ActivatedValue | None:
-    """Match elu(x) where x > 0, else alpha * elu(x), as Keras has it for an alpha other than 1."""
-    condition, above, below = map(reader.resolve_in_step, inputs)
-    compared, elu = reader.inputs_at(condition), reader.inputs_at(above)
-    if reader.op(condition).name != "Greater" or reader.op(above).name != "Elu" or len(compared) != 2 or not elu:
-        return None
-    if not reader.are_same(compared[0], elu[0]) or reader.constant_number(compared[1]) != 0:
-        return None
-    if reader.op(below).name != "Mul":
-        return None
-    for scaled, alpha in _with_constant(reader, reader.inputs_at(below)):
-        again = reader.resolve_in_step(scaled)
-        twice = reader.op(again).name == "Elu" and reader.are_same(reader.inputs_at(again)[0], elu[0])
-        if twice or reader.are_same(scaled, above):
-            return ActivatedValue(_canonical_activation("elu", _shortest_decimal(alpha)), elu[0])
     return None
 
 

@@ -5,31 +5,12 @@ In come a node and the shape of the array; out go indices and shapes as numpy ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from ...graphs import Node
 from .graph_reader import GraphReader, Place, UnknownValue
-
-_MOST_AXES = 8
-
-
-class AxisFlags(NamedTuple):
-    """What a StridedSlice does along an axis."""
-
-    begins: bool
-    """Whether the slice has a number where it begins."""
-    ends: bool
-    dropped: bool
-    """Whether it takes one entry, and the axis is gone."""
-
-
-class AxisSlice(NamedTuple):
-    """What a StridedSlice takes along an axis."""
-
-    start: int | None
-    stop: int | None
-    dropped: bool
 
 
 def slice_index(reader: GraphReader, place: Place, shape: Sequence[int]) -> tuple[int | slice, ...]:
@@ -38,13 +19,11 @@ def slice_index(reader: GraphReader, place: Place, shape: Sequence[int]) -> tupl
     assert node is not None
     inputs, k, rank = reader.inputs(place.body, node), place.output, len(shape)
     if node.op == "StridedSlice":
-        axis_slices = strided_slices(reader, node, inputs)
-        exists = len(axis_slices) <= rank
-        for size, (start, _, dropped) in zip(shape, axis_slices, strict=False):
-            exists = exists and not (dropped and not -size <= (start or 0) < size)
-        if not exists:
+        index = read_strided_index(reader, node, inputs)
+        dropped = [(part, size) for part, size in zip(index, shape, strict=False) if isinstance(part, int)]
+        if len(index) > rank or not all(-size <= part < size for part, size in dropped):
             raise UnknownValue(f"the node {node.name!r}, which takes a part of the shape {shape} that it does not have")
-        return tuple(start or 0 if dropped else slice(start, stop) for start, stop, dropped in axis_slices)
+        return tuple(index)
     if node.op == "Squeeze":
         axes = squeezed_axes(node, shape)
         if any(shape[axis] != 1 for axis in axes):
@@ -93,34 +72,41 @@ def checked_axis(node: Node, axis: Any, rank: int) -> int:
     return axis % rank
 
 
-def strided_axis_flags(reader: GraphReader, node: Node, inputs: Sequence[Place]) -> list[AxisFlags] | None:
-    """Return what a StridedSlice does along each axis; None if it takes other parts than rows or columns."""
-    attrs = node.attrs
-    names = ("begin_mask", "end_mask", "shrink_axis_mask", "ellipsis_mask", "new_axis_mask")
-    masks = [attrs.get(name, 0) for name in names]
-    if len(inputs) != 4 or not all(isinstance(mask, int) for mask in masks) or masks[3] or masks[4]:
-        return None
-    strides = reader.constant_integers(inputs[3], rank=1)
-    if strides is None or len(strides) > _MOST_AXES or any(stride != 1 for stride in strides):
-        return None
-    bits = [[bool(mask >> axis & 1) for mask in masks[:3]] for axis in range(len(strides))]
-    return [AxisFlags(dropped or not begin, dropped or not end, dropped) for begin, end, dropped in bits]
-
-
-def strided_slices(reader: GraphReader, node: Node, inputs: Sequence[Place]) -> list[AxisSlice]:
-    """Return what a StridedSlice takes along each axis."""
-    axes, begin, end = strided_axis_flags(reader, node, inputs), None, None
-    if axes is not None:
-        begin, end = (reader.constant_integers(place, rank=1) for place in inputs[1:3])
-    if axes is None or begin is None or end is None or not len(begin) == len(end) == len(axes):
-        raise UnknownValue(f"the node {node.name!r}, which takes other parts than rows or columns")
-    axis_slices = []
-    for axis, start, stop in zip(axes, begin, end, strict=True):
-        if axis.dropped:
-            axis_slices.append(AxisSlice(start, start + 1 or None, True))
+def strided_index(
+    attrs: Mapping[str, Any], begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
+) -> list[Any]:
+    """Return the index of a StridedSlice, as numpy has it."""
+    names = ("begin_mask", "end_mask", "shrink_axis_mask", "new_axis_mask", "ellipsis_mask")
+    masks = [int(attrs.get(name, 0)) for name in names]
+    index: list[Any] = []
+    for k, (first, last, stride) in enumerate(zip(begin, end, strides, strict=True)):
+        begins_anywhere, ends_anywhere, is_dropped, is_new, is_rest = (mask >> k & 1 for mask in masks)
+        if is_rest:
+            index.append(...)
+        elif is_new:
+            index.append(None)
+        elif is_dropped:
+            index.append(first)
         else:
-            axis_slices.append(AxisSlice(start if axis.begins else None, stop if axis.ends else None, False))
-    return axis_slices
+            step = None if stride == 1 else stride
+            index.append(slice(None if begins_anywhere else first, None if ends_anywhere else last, step))
+    return index
+
+
+def read_strided_index(
+    reader: GraphReader, node: Node, inputs: Sequence[Place], *, anywhere: bool = False
+) -> list[int | slice]:
+    """Return the index of a StridedSlice of rows and columns; `anywhere` takes zeros for where these begin and end."""
+    index: list[Any] = [None]
+    if len(inputs) == 4:
+        begin, end, strides = (reader.constant_integers(place, rank=1) for place in inputs[1:])
+        if anywhere:
+            begin = end = [0] * len(strides or ())
+        with suppress(TypeError, ValueError):  # an attribute is no number, or there are not as many of each
+            index = strided_index(node.attrs, begin or (), end or (), strides or ())
+    if not index or any(part is None or part is ... or (isinstance(part, slice) and part.step) for part in index):
+        raise UnknownValue(f"the node {node.name!r}, which takes other parts than rows or columns")
+    return index
 
 
 def squeezed_axes(node: Node, shape: Sequence[int]) -> list[int]:

@@ -30,11 +30,15 @@ class Dependences:
     def origin(self, place: Place, origins: Container[Place]) -> Place | None:
         """Return the nearest one of some places that a place depends on; None if none is near."""
 
-        def sources(current: Place) -> list[Place]:
-            return [] if current in origins else self._sources_and_readers[0].get(current, [])
+        def earlier(current: Place) -> list[Place]:
+            return [] if current in origins else self.sources(current)
 
-        near = self._reader.walk([self.joined(place)], sources, most=_MOST_PLACES, near_first=True)
+        near = self._reader.walk([self.joined(place)], earlier, most=_MOST_PLACES, near_first=True)
         return next((current for current in near if current in origins), None)
+
+    def sources(self, place: Place) -> list[Place]:
+        """Return the places that a place reads."""
+        return self._sources_and_readers[0].get(self.joined(place), [])
 
     def readers(self, place: Place) -> list[Place]:
         """Return the places that read a place."""
@@ -45,6 +49,14 @@ class Dependences:
         both = [place for place in left if place in right]
         behind = {reader for place in both for reader in self.readers(place)}
         return [place for place in both if place not in behind]
+
+    def is_result(self, place: Place) -> bool:
+        """Return whether a place that nothing reads is a result of the graph or of a function."""
+        function = self._reader.graph.functions.get(place.body)
+        if function is None:
+            return True
+        results = [self._reader.function_result(function.name, k) for k in range(len(function.outputs))]
+        return place in map(self.joined, results)
 
     def joined(self, place: Place) -> Place:
         """Return the place that stands for all outputs of a node."""

@@ -228,12 +228,7 @@ class GraphEvaluation:
         """Return what is passed for an argument of a function."""
         number = self._reader.argument_numbers[place.body][place.name]
         if frame.outer is None:
-            captured = self._reader.captures.get(place.body, [])
-            behind = len(self._reader.graph.functions[place.body].inputs) - number
-            source = captured[-behind] if behind <= len(captured) else None
-            if source is None:
-                raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
-            return self._in(Frame(source.body), source)
+            return self._in(Frame(""), self._reader.captured(place))
         node = self._reader.bodies[frame.outer.body][frame.caller]
         if frame.step:
             body = self._reader.called_functions(node)[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -58,6 +58,16 @@ class Caller(NamedTuple):
     """The body of a While, whose results are the arguments of the next step; else ""."""
 
 
+class StateOrigins(NamedTuple):
+    """Where a state may come from."""
+
+    places: Mapping[Place, None] = {}
+    in_loop: bool = False
+    """Whether a loop carries it."""
+    conditions: Sequence[Place] = ()
+    """The conditions that select it."""
+
+
 class GraphReader:
     """Reads a graph backwards."""
 
@@ -65,8 +75,8 @@ class GraphReader:
         self.graph = graph
         self.bodies: dict[str, Mapping[str, Node]] = {"": graph.nodes}
         self.bodies |= {name: function.nodes for name, function in graph.functions.items()}
-        self.captures: dict[str, list[Place | None]] = {}
-        """The last arguments of functions, also of functions that nothing calls; None if one is not known."""
+        self.captures: dict[Place, Place] = {}
+        """What arguments of functions that nothing calls have captured."""
         self._inputs: dict[tuple[str, str], NodeInputs] = {}
         self._fillings: dict[Place, float | None] = {}
         self._budget = _STEPS * (1000 + sum(map(len, self.bodies.values())))
@@ -104,6 +114,11 @@ class GraphReader:
         """Return the inputs of the node at a place; an argument has none."""
         node = self.node(place)
         return () if node is None else self.inputs(place.body, node)
+
+    def inputs_of(self, place: Place, *ops: str) -> tuple[Place, ...]:
+        """Return the inputs of the node that makes a value within a step, if it is one of these ops; else none."""
+        place = self.resolve_in_step(place)
+        return self.inputs_at(place) if self.op(place).name in ops else ()
 
     def _parse_reference(self, body: str, text: str) -> Place:
         """Parse a reference in a body: ``"name"``, ``"name:1"``, in functions ``"name:output:1"``."""
@@ -151,19 +166,12 @@ class GraphReader:
 
     def resolve_in_step(self, place: Place) -> Place:
         """Return the place that a value comes from within a step, past nodes that forward it."""
-        seen = {place}
-        while (origin := self.forwarded_input(place, "step")) is not None:
-            self.spend_steps()
-            place = origin
-            if place in seen:
-                raise UnknownValue(f"{place.name!r}, which comes from nothing but itself")
-            seen.add(place)
-        return place
+        return self.resolve(place, "step")
 
-    def resolve(self, place: Place) -> Place:
+    def resolve(self, place: Place, *passes: str) -> Place:
         """Return the one place that a value comes from unchanged, also out of loops and variables."""
         seen = {place}
-        while (origin := self.forwarded_input(place, "step", "flow")) is not None:
+        while (origin := self.forwarded_input(place, *(passes or ("step", "flow")))) is not None:
             self.spend_steps()
             if origin in seen:
                 break
@@ -228,9 +236,9 @@ class GraphReader:
         self.walk([place], collect)
         return ends
 
-    def state_origins(self, place: Place) -> tuple[dict[Place, None], bool]:
-        """Return where a state may come from, also out of a Select by lengths, and whether a loop carries it."""
-        in_loop = False
+    def state_origins(self, place: Place) -> StateOrigins:
+        """Return where a state may come from, also out of a Select by lengths."""
+        in_loop, conditions = False, list[Place]()
 
         def earlier(current: Place) -> list[Place] | None:
             nonlocal in_loop
@@ -241,15 +249,18 @@ class GraphReader:
                 in_loop = True
             if op.name == "Select":
                 condition, *chosen = self.inputs_at(current)
-                return None if self._is_own_condition(condition, chosen) else chosen
+                if self._is_own_condition(condition, chosen):
+                    return None
+                conditions.append(condition)
+                return chosen
             return self.predecessors(current)
 
-        return self._walk_to_ends(place, earlier), in_loop
+        return StateOrigins(self._walk_to_ends(place, earlier), in_loop, conditions)
 
     def is_state_of(self, place: Place, ends: set[Place]) -> bool:
         """Return whether a state may come from one of these places, as far as its origins are known."""
         try:
-            return not ends.isdisjoint(self.state_origins(place)[0])
+            return not ends.isdisjoint(self.state_origins(place).places)
         except UnknownValue:
             return False
 
@@ -325,12 +336,13 @@ class GraphReader:
                 arguments.append(value)
             if caller.loop_body and k < len(function.outputs):
                 arguments.append(self.function_result(caller.loop_body, k))
-        captured, behind = self.captures.get(place.body, []), len(function.inputs) - k
-        if not arguments and behind <= len(captured) and (value := captured[-behind]) is not None:
-            arguments.append(value)
-        if not arguments:
+        return arguments or [self.captured(place)]
+
+    def captured(self, place: Place) -> Place:
+        """Return what a function that nothing calls has captured as an argument."""
+        if place not in self.captures:
             raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
-        return arguments
+        return self.captures[place]
 
     @cached_property
     def argument_numbers(self) -> dict[str, dict[str, int]]:

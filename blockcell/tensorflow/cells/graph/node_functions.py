@@ -15,6 +15,7 @@ import numpy as np
 
 from ....optable import Array
 from ...graphs import Node
+from .array_slices import strided_index
 from .graph_reader import FLOATS, UnknownValue
 from .op_table import graph_op
 
@@ -110,21 +111,8 @@ def _split_by_sizes(attrs: Attributes, array: Array, sizes: Array, axis: Array) 
     return tuple(np.split(array, np.cumsum(parts)[:-1], int(axis)))
 
 
-def _slice_strided(attrs: Attributes, array: Array, begin: Array, end: Array, strides: Array) -> Array:
-    names = ("begin_mask", "end_mask", "shrink_axis_mask", "new_axis_mask", "ellipsis_mask")
-    masks = [int(attrs.get(name, 0)) for name in names]
-    index: list[Any] = []
-    for k, (first, last, stride) in enumerate(zip(*map(_integers, (begin, end, strides)), strict=True)):
-        begins_anywhere, ends_anywhere, is_dropped, is_new, is_rest = (mask >> k & 1 for mask in masks)
-        if is_rest:
-            index.append(...)
-        elif is_new:
-            index.append(None)
-        elif is_dropped:
-            index.append(first)
-        else:
-            index.append(slice(None if begins_anywhere else first, None if ends_anywhere else last, stride))
-    part: Array = array[tuple(index)]
+def _slice_strided(attrs: Attributes, array: Array, *numbers: Array) -> Array:
+    part: Array = array[tuple(strided_index(attrs, *map(_integers, numbers)))]
     return part
 
 

@@ -97,10 +97,9 @@ class WhileLoops:
         variable = self.loop_variable(place)
         if variable is None:
             return None
-        increment = self._reader.resolve_in_step(variable.next)
-        if self._reader.op(increment).name != "Add" or self._reader.constant_integers(variable.initial) != [0]:
+        inputs = self._reader.inputs_of(variable.next, "Add")
+        if self._reader.constant_integers(variable.initial) != [0]:
             return None
-        inputs = self._reader.inputs_at(increment)
         increments = [place for place in inputs if self._reader.resolve_in_step(place) != variable.place]
         by_one = len(inputs) == 2 and len(increments) == 1 and self._reader.constant_integers(increments[0]) == [1]
         return variable.loop if by_one else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ..cell.cell_definition import CellInGraph
-from ..graph.activations import LINEAR
 from ..graph.graph_reader import Place
 from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
@@ -19,6 +18,7 @@ from .pattern import (
     Refusal,
     UnambiguousCell,
     activation_attributes,
+    check_sizes,
     describe_node,
     gate_sums,
     get_operands,
@@ -39,18 +39,8 @@ def match_gru(sums: GateSums, end: Place) -> UnambiguousCell:
             minuend, u = sums.input_pair(complement, "Sub")
             for update, h_prev in sums.input_orders(keep, "Mul"):
                 if sums.reader.are_same(update, u) and sums.reader.constant_number(minuend) == 1:
-                    _refuse_sru(sums, end, c, h_prev)
                     return UnambiguousCell(_make_gru(sums, end, u, candidate, c, h_prev))
     raise NoMatch
-
-
-def _refuse_sru(sums: GateSums, end: Place, candidate: Gate, h_prev: Place) -> None:
-    """Refuse an SRU, whose state is in no product with a kernel."""
-    total = candidate.sum
-    if candidate.activation == LINEAR and len(get_operands(sums, total)) == 1 and not total.other_terms:
-        node, _ = sums.expect_op(end)
-        reason = f"it is an SRU or one like it, whose state goes into no product: the node {node.name!r}"
-        raise Refusal(reason, states=(h_prev,))
 
 
 def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h_prev: Place) -> CellMatch:
@@ -64,18 +54,13 @@ def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h
         r, operands = _reset_before(sums, candidate, operands, h_prev)
     update = sums.read_gate(u)
     if len(operands) != 2 or len(new.other_terms) > 1 or update is None:
-        raise _unknown_operands(sums, candidate)
+        raise _unknown_operands(sums, candidate, h_prev)
     gates = gate_sums({"r": r, "u": update}, end)
     hidden = operands[0].kernel.shape[1]
     pairs = [_order_operands(sums, name, gate, operands[0].place, h_prev) for name, gate in gates.items()]
     w_ru = [[pair[k].kernel_rows(hidden, k == 1) for pair in pairs] for k in (0, 1)]
     w_c = [[operands[k].kernel_rows(hidden, k == 1)] for k in (0, 1)]
-    if any(piece.shape != (w_c[k][0].shape[0], hidden) for k in (0, 1) for piece in w_ru[k]):
-        raise Refusal("its gates are of different sizes")
-    if any(len({w_c[k][0].key, *(piece.key for piece in w_ru[k])}) != 3 for k in (0, 1)):
-        raise Refusal("two of its gates have the same weights")
-    if w_c[1][0].shape[0] != hidden:
-        raise Refusal(f"its state is of another size than its gates, {w_c[1][0].shape[0]} and {hidden}")
+    check_sizes([[*w_ru[k], *w_c[k]] for k in (0, 1)], hidden, hidden)
     for name, gate in {**gates, "the candidate": new, **({} if inner is None else {"what is reset": inner})}.items():
         if gate.constant:
             raise Refusal(f"a number, {gate.constant:g}, is added to {name}; the block cells have none there")
@@ -93,9 +78,11 @@ def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h
     return CellMatch("GRU", tf_class, step, sources, kernels, sizes, attributes)
 
 
-def _unknown_operands(sums: GateSums, candidate: Place) -> Refusal:
+def _unknown_operands(sums: GateSums, candidate: Place, h_prev: Place) -> Refusal:
+    """Make the refusal of another cell that mixes its state as a GRU does, such as an SRU."""
     node, _ = sums.expect_op(candidate)
-    return Refusal(f"what goes into {describe_node(node)} is not what a GRU has there", is_weak=True)
+    reason = f"what goes into {describe_node(node)} is not what a GRU has there"
+    return Refusal(reason, is_weak=True, states=(h_prev,))
 
 
 def _reset_before(
@@ -107,10 +94,7 @@ def _reset_before(
             for r, h in sums.input_orders(operand.place, "Mul"):
                 if sums.reader.are_same(h, h_prev) and (gate := sums.read_gate(r)) is not None:
                     return gate, [*operands[:k], *operands[k + 1 :], operand]
-    if any(sums.reader.are_same(operand.place, h_prev) for operand in operands):
-        node, _ = sums.expect_op(candidate)
-        raise Refusal(f"it has no reset gate: the state goes into {describe_node(node)} as it is")
-    raise _unknown_operands(sums, candidate)
+    raise _unknown_operands(sums, candidate, h_prev)
 
 
 def _reset_after(sums: GateSums, place: Place, h_prev: Place) -> tuple[Gate, GateSum]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ....activations import Activation
 from ....gates import COUPLED_GATES, GATE_ORDERS
 from ..cell.cell_definition import CellInGraph
-from ..graph.activations import LINEAR, ActivatedValue, describe_unsupported, find_activation, find_clip
+from ..graph.activations import LINEAR, ActivatedValue, find_activation, find_clip
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
 from ..weights.weight_slices import WeightSlice, join_slices
@@ -22,7 +22,7 @@ from .pattern import (
     CellMatch,
     Refusal,
     activation_attributes,
-    activation_name,
+    check_sizes,
     gate_sums,
     get_operands,
     join_biases,
@@ -112,12 +112,7 @@ class LstmCandidate(CellCandidate):
         gates = COUPLED_GATES if coupled else GATE_ORDERS[order]
         operands = {name: (self._by_gate[name][1 - state], self._by_gate[name][state]) for name in gates}
         kernels = [[operands[name][k].kernel_rows(self._output, k == 1) for name in gates] for k in (0, 1)]
-        if any(piece.shape[1] != self._hidden for row in kernels for piece in row):
-            raise Refusal("its gates are of different sizes")
-        if any(len({piece.key for piece in row}) != len(gates) for row in kernels):
-            raise Refusal("two of its gates have the same weights")
-        if any(piece.shape[0] != self._output for piece in kernels[1]):
-            raise Refusal(f"its state is of another size than its gates, {kernels[1][0].shape[0]} and {self._output}")
+        check_sizes(kernels, self._hidden, self._output)
         sources = {"w": join_slices(kernels)}
         sources |= {role: join_slices([[piece]]) for role, piece in self._diagonals.items()}
         sources["b"] = join_biases([self._gates[name] for name in gates], self._hidden, sources["w"].dtype)
@@ -216,7 +211,10 @@ def _find_factors(sums: GateSums, cell: _CellState, recurrent: Activation) -> _F
         return min(fitting, key=lambda factors: gates.get(factors.cs_prev) is not None)
     if readings and cell.activation != LINEAR:
         return readings[0]  # gate_sums refuses it
-    raise _explain_mismatch(sums, cell, [place for pair in pairs for place in pair], gates)
+    if cell.activation == LINEAR or {gate.activation for gate in gates.values() if gate is not None} <= {LINEAR}:
+        raise NoMatch
+    reason = "its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci): it is the node"
+    raise Refusal(f"{reason} {cell.cs.name!r}", is_weak=True)
 
 
 def _is_complement(sums: GateSums, place: Place, gate: Place) -> bool:
@@ -226,25 +224,6 @@ def _is_complement(sums: GateSums, place: Place, gate: Place) -> bool:
         return sums.reader.are_same(subtrahend, gate) and sums.reader.constant_number(minuend) == 1
     except (NoMatch, UnknownValue):
         return False
-
-
-def _explain_mismatch(
-    sums: GateSums, cell: _CellState, factors: list[Place], gates: dict[Place, Gate | None]
-) -> Refusal | NoMatch:
-    """Explain why a cell state is not r(f) * cs + r(i) * a(ci)."""
-    activations = [gate.activation for gate in (gates[place] for place in factors) if gate is not None]
-    if cell.activation == LINEAR or {*activations} <= {LINEAR}:
-        return NoMatch()
-    for place in factors:
-        if description := describe_unsupported(sums.reader, place):
-            return Refusal(f"{description}, which is no activation of layers")
-    if len(activations) >= 3:
-        several = " and ".join(sorted(set(map(activation_name, activations))))
-        state, activation = f"the cell state, the node {cell.cs.name!r},", activation_name(cell.activation)
-        message = f"{state} goes through a {activation}, and what is added up to it through {several}"
-        return Refusal(f"{message}; layers have one activation for the candidate and the cell state")
-    reason = "its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci): it is the node"
-    return Refusal(f"{reason} {cell.cs.name!r}", is_weak=True)
 
 
 def _make_lstm(

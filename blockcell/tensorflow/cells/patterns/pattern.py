@@ -83,7 +83,7 @@ class CellCandidate:
     proven_by_nodes = True
     """Whether the nodes alone prove a cell; else the state must come from a step before, or the kernels have names."""
     may_be_followed = False
-    """Whether an activation or a clip behind its last node may belong to it."""
+    """Whether a clip behind its last node may belong to it."""
     unprojected_end: Place | None = None
     """The last node before a projection, which is the last one of a candidate without projection, too."""
 
@@ -145,6 +145,14 @@ def get_operands(sums: GateSums, gate: GateSum) -> list[Operand]:
 
 def kernel_sources(operands: Iterable[Sequence[Operand]]) -> dict[str, WeightSource]:
     return {operand.kernel.source.name: operand.kernel.source for group in operands for operand in group}
+
+
+def check_sizes(kernels: Sequence[Sequence[WeightSlice]], hidden: int, output: int) -> None:
+    """Refuse kernels of gates, for x and for the state, unless there are `hidden` units and `output` states."""
+    if any(kernel.shape[1] != hidden for row in kernels for kernel in row):
+        raise Refusal("its gates are of different sizes")
+    if any(kernel.shape[0] != output for kernel in kernels[1]):
+        raise Refusal(f"its state is of another size than its gates, {kernels[1][0].shape[0]} and {output}")
 
 
 def join_biases(gates: Sequence[GateSum], hidden: int, dtype: str) -> WeightSource:

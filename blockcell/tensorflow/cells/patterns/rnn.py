@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from ..cell.cell_definition import CellInGraph
-from ..graph.activations import LINEAR, describe_unsupported
+from ..graph.activations import LINEAR
 from ..graph.graph_reader import Place
+from ..graph.op_table import graph_op
 from ..weights.gate_sums import Gate, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
 from .pattern import (
@@ -18,6 +19,7 @@ from .pattern import (
     CellMatch,
     Refusal,
     activation_name,
+    check_sizes,
     get_operands,
     join_biases,
     kernel_sources,
@@ -41,11 +43,11 @@ class RnnCandidate(CellCandidate):
         super().__init__(end, kernel_sources([operands]), operands, form)
         self._hidden = operands[0].kernel.shape[1]
         self._joined = operands[0].rows != "all"
-        self.may_be_followed = gate.activation == LINEAR
 
     def guess_state(self) -> int | None:
         names = [operand.kernel.source.name for operand in self.operands]
-        if any(operand.kernel.shape != operand.kernel.source.shape for operand in self.operands):
+        is_sliced = any(operand.kernel.shape != operand.kernel.source.shape for operand in self.operands)
+        if is_sliced or self._gate.activation == LINEAR:  # what follows may be the activation
             return None
         if self._joined:
             return 1 if _NAMED.search(names[0]) else None
@@ -59,9 +61,7 @@ class RnnCandidate(CellCandidate):
     def match(self, state: int) -> CellMatch:
         x, h = self.operands[1 - state], self.operands[state]
         kernels = [[x.kernel_rows(self._hidden, False)], [h.kernel_rows(self._hidden, True)]]
-        if h.kernel.shape[1] != x.kernel.shape[1] or kernels[1][0].shape[0] != self._hidden:
-            rows = kernels[1][0].shape[0]
-            raise Refusal(f"its state is of another size than what it gives, {rows} and {self._hidden}")
+        check_sizes(kernels, self._hidden, self._hidden)
         sources = {"w": join_slices(kernels)}
         sources["b"] = join_biases([self._gate.sum], self._hidden, sources["w"].dtype)
         tf_class = "" if self._joined else "Keras SimpleRNN"
@@ -75,10 +75,10 @@ def match_rnn(sums: GateSums, end: Place) -> RnnCandidate:
     gate = sums.read_gate(end)
     if gate is not None:
         return RnnCandidate(sums, end, gate)
-    if description := describe_unsupported(sums.reader, end):
-        for inner in sums.reader.inputs_at(sums.reader.resolve_in_step(end)):
-            gate = sums.read_gate(inner)
-            if gate is not None:
-                states = tuple(operand.place for operand in get_operands(sums, gate.sum))
-                raise Refusal(f"{description}, which is no activation of layers", states=states)
+    node, inputs = sums.expect_op(end)
+    for inner in inputs if graph_op(node).refusal else ():
+        gate = sums.read_gate(inner)
+        if gate is not None:
+            states = tuple(operand.place for operand in get_operands(sums, gate.sum))
+            raise Refusal(f"the node {node.name!r} is a {node.op}, which is no activation of layers", states=states)
     raise NoMatch

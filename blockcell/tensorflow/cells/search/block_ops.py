@@ -5,17 +5,14 @@ In come a node and the weights of its graph; out goes a `CellDefinition` with th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ....formulas import FORMULAS
 from ....gates import GATE_ORDERS
-from ....optable import OPS, Array, Op
+from ....optable import OPS, Op
 from ...graphs import Node
-from ..cell.cell_definition import CellDefinition, CellInGraph, StepFunction
-from ..cell.layer_check import State, Weights
+from ..cell.cell_definition import CellDefinition, CellInGraph, formula_step
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.weight_slices import WeightSlices, join_slices
 from ..weights.weight_sources import WeightSource
@@ -73,22 +70,3 @@ def _attributes(op: Op, node: Node) -> dict[str, Any]:
             raise UnknownValue(f"the attribute {attribute.name} is {value!r}; expected a {attribute.kind.__name__}")
         attributes[attribute.name] = value
     return attributes
-
-
-def formula_step(op: Op) -> StepFunction:
-    """Return the function that computes a step by the formula of an op."""
-    formula = FORMULAS[op.name]
-
-    def step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-        """Compute a step by the formula of the op, in the order of the op's inputs."""
-        arguments: dict[str, Any] = dict(weights)
-        arguments |= {attribute.name: attributes[attribute.name] for attribute in op.attributes}
-        names = [tensor.name for tensor in op.inputs if tensor.name.endswith("_prev")]
-        arguments |= dict(zip(names, state, strict=True))
-        if op.sequence:
-            result = formula(seq_len_max=1, x=x[None], **arguments)
-            return tuple(getattr(result, name.removesuffix("_prev"))[0] for name in names)
-        result = formula(x=x, **arguments)
-        return tuple(getattr(result, name.removesuffix("_prev")) for name in names)
-
-    return step

@@ -6,21 +6,22 @@ In come the variables; out go cells, with formulas of steps that their layers ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ....convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
-from ....formulas import activated, lstm_layer, sigmoid
+from ....convert.keras_layers import cell_from_arrays
+from ....convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope, exchange_by_shape
+from ....formulas import lstm_layer
 from ....gates import COUPLED_GATES, GATE_ORDERS, ORDERS, reorder
-from ....optable import OPS, Array
+from ....layers import LSTM
+from ....optable import OPS, Array, sizes_of
 from ...variables import Variables, alike
-from ..cell.cell_definition import CellDefinition
+from ..cell.cell_definition import LAYER_SPECS, CellDefinition, StepFunction, formula_step
 from ..cell.layer_check import State, Weights
+from ..weights.weight_slices import zero_bias
 from ..weights.weight_sources import AVERAGE, WeightSource
-from .block_ops import formula_step
 from .refusals import refused_cell_name
 
 _SLOT = re.compile(
@@ -53,11 +54,10 @@ def search_names(variables: Variables) -> dict[str, CellDefinition]:
             cells[scope] = _cudnn_gru(sources, refusal)
         elif kind == "RNN":
             rnn: dict[str, Any] = {"sources": sources, "attributes": {"activation": None}}
-            step = formula_step(OPS["block_rnn"])
-            cells[scope] = CellDefinition("BasicRNNCell", layer_kind="RNN", **rnn, step=step, refusal=refusal)
+            cells[scope] = CellDefinition("BasicRNNCell", layer_kind="RNN", **rnn, refusal=refusal)
         else:
-            gru: dict[str, Any] = {"sources": _swap_by_shape(sources), "step": formula_step(OPS["GRUBlockCell"])}
-            cells[scope] = CellDefinition("GRUCell", layer_kind="GRU", **gru, refusal=refusal)
+            sources = exchange_by_shape(sources)
+            cells[scope] = CellDefinition("GRUCell", layer_kind="GRU", sources=sources, refusal=refusal)
     return cells
 
 
@@ -68,15 +68,6 @@ def _read_source(variables: Variables, name: str) -> WeightSource:
         return alike(variables[name + suffix], name + suffix, stored.dtype, stored.shape)
 
     return WeightSource(name, tuple(stored.shape), stored.dtype, read, (name,))
-
-
-def _swap_by_shape(sources: dict[str, WeightSource]) -> dict[str, WeightSource]:
-    """Swap w_ru and w_c if their shapes are swapped, as one build of TensorFlow stored them."""
-    for left, right in (("w_ru", "w_c"), ("b_ru", "b_c")):
-        sizes = [sources[role].shape[-1:] if role in sources else () for role in (left, right)]
-        if all(sizes) and sizes[1][0] == 2 * sizes[0][0]:
-            sources[left], sources[right] = sources[right], sources[left]
-    return sources
 
 
 def _refusal(scope: str, names: list[str]) -> str | None:
@@ -128,114 +119,70 @@ def _cudnn_gru(sources: dict[str, WeightSource], refusal: str | None) -> CellDef
         shapes = f"{w_cx.shape} and {w_ch.shape}"
         refusal = f"the kernels of its candidate have the shapes {shapes}; expected (I, H) and (H, H)"
     shape = (w_cx.shape[0] + w_ch.shape[0], w_ch.shape[1]) if refusal is None else ()
-    weights = {"w_ru": sources["w_ru"], "w_c": _combine([w_cx, w_ch], shape, lambda *arrays: np.concatenate(arrays))}
-    weights |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
+    w_c = _combine([w_cx, w_ch], shape, lambda suffix: np.concatenate([w_cx.read(suffix), w_ch.read(suffix)]))
+    weights = {"w_ru": sources["w_ru"], "w_c": w_c, "b_ru": sources["b_ru"]}
+    weights |= {"b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
     arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "refusal": refusal}
-    step = formula_step(OPS["block_gru_reset_after"])
-    return CellDefinition("CudnnCompatibleGRUCell", layer_kind="GRU", sources=weights, step=step, **arguments)
+    return CellDefinition("CudnnCompatibleGRUCell", layer_kind="GRU", sources=weights, **arguments)
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras
 def _keras_cell(variables: Variables, scope: str) -> CellDefinition | None:
     """Define an LSTM, GRU or RNN of two kernels and perhaps a bias; return None without one of the kernels."""
-    names = {"kernel": f"{scope}/kernel", "recurrent": f"{scope}{_RECURRENT}", "bias": f"{scope}/bias"}
-    parts = {part: _read_source(variables, name) for part, name in names.items() if name in variables.stored}
-    kernel, recurrent, bias = (parts.get(part) for part in names)
-    if kernel is None or recurrent is None:
+    names = [f"{scope}/kernel", f"{scope}{_RECURRENT}", f"{scope}/bias"]
+    parts = [_read_source(variables, name) for name in names if name in variables.stored]
+    if not {*names[:2]} <= {part.name for part in parts}:
         return None
+    kernel, recurrent, *biases = parts
     hidden = recurrent.shape[0] if len(recurrent.shape) == 2 else 0
     gates = recurrent.shape[1] // hidden if hidden and not recurrent.shape[1] % hidden else 0
     layer_kind = {1: "RNN", 3: "GRU"}.get(gates, "LSTM")
     tf_class = "Keras SimpleRNN" if layer_kind == "RNN" else f"Keras {layer_kind}"
-    refusal = _keras_refusal(kernel, recurrent, bias, gates, hidden)
+    refusal = _keras_refusal(kernel.shape, recurrent.shape, [bias.shape for bias in biases], gates, hidden)
     if refusal is not None:
         role = "w_c" if layer_kind == "GRU" else "w"
         return CellDefinition(tf_class, layer_kind=layer_kind, sources={role: kernel}, refusal=refusal)
-    attributes: dict[str, Any] = {}
-    keras_order = ORDERS[f"Keras {layer_kind}"]
-    op = OPS[{"LSTM": "BlockLSTM", "GRU": "block_gru", "RNN": "block_rnn"}[layer_kind]]
-    if layer_kind == "RNN":
-        attributes = {"activation": None}
-    elif layer_kind == "LSTM":
+    resets_after = layer_kind == "GRU" and len(biases[0].shape) == 2
+    attributes: dict[str, Any] = {"reset_after": True} if resets_after else {}
+    step: StepFunction | None = None
+    keras_order = ORDERS["Keras LSTM"]
+    if layer_kind == "LSTM":
+        step = formula_step(OPS["BlockLSTMV2"])
         attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": keras_order}
+    elif layer_kind == "RNN":
+        attributes = {"activation": None}
     sources = {}
-    for tensor in op.weights:
-        role, order = tensor.name, {"w_ru": "ru", "b_ru": "ru", "w_c": "c", "b_c": "c"}.get(tensor.name, keras_order)
-        rows, size = kernel.shape[0] + hidden, len(order) * hidden
-        if tensor.kind == "peephole":  # Keras has none
-            continue
+    for tensor in LAYER_SPECS["GRU that resets after" if resets_after else layer_kind].op.weights:
+        shape = sizes_of(tensor.shape, {"I": kernel.shape[0], "H": hidden})
+
+        def read(suffix: str, role: str = tensor.name) -> Array:
+            layer = cell_from_arrays(scope, [part.read(suffix) for part in parts], None, {})
+            weight = layer.weights[role]
+            return reorder(weight, layer.gate_order, keras_order) if isinstance(layer, LSTM) else weight
+
         if tensor.kind == "matrix":
-            take_gates = partial(reorder, old_order=keras_order, new_order=order)
-            sources[role] = _combine([kernel, recurrent], (rows, size), lambda k, r, take=take_gates: take(np.r_[k, r]))
-        elif bias is None:
-            sources[role] = _combine([kernel], (size,), lambda k: np.zeros(k.shape[-1], k.dtype))
-        else:
-            sources[role] = _combine([bias], (size,), partial(_merge_bias, keras_order, order))
-    if bias is not None and len(bias.shape) == 2:
-        attributes = {"reset_after": True}
-        sources["b_hc"] = _combine([bias], (hidden,), lambda b: reorder(b[1], keras_order, "c"))
-    step = {"LSTM": _keras_lstm_step, "GRU": _keras_gru_step, "RNN": _keras_rnn_step}[layer_kind]
-    return CellDefinition(
-        tf_class, layer_kind=layer_kind, sources=sources, attributes=attributes, step=step, step_sources=parts
-    )
+            sources[tensor.name] = _combine([kernel, recurrent], shape, read)
+        elif tensor.kind == "bias":
+            sources[tensor.name] = _combine(biases, shape, read) if biases else zero_bias(shape[0], kernel.dtype)
+    return CellDefinition(tf_class, layer_kind=layer_kind, sources=sources, attributes=attributes, step=step)
 
 
 def _keras_refusal(
-    kernel: WeightSource, recurrent: WeightSource, bias: WeightSource | None, gates: int, hidden: int
+    kernel: tuple[int, ...], recurrent: tuple[int, ...], biases: list[tuple[int, ...]], gates: int, hidden: int
 ) -> str | None:
-    shapes = f"{kernel.shape} and {recurrent.shape}"
-    if gates not in (1, 3, 4) or len(kernel.shape) != 2 or kernel.shape[1] != gates * hidden or not kernel.shape[0]:
+    """Return the reason to refuse a cell by the shapes of its variables; None if there is none."""
+    if gates not in (1, 3, 4) or len(kernel) != 2 or kernel[1] != gates * hidden or not kernel[0]:
+        shapes = f"{kernel} and {recurrent}"
         return f"its kernels have the shapes {shapes}; an LSTM's are (I, 4H) and (H, 4H), a GRU's 3H, an RNN's H"
-    if gates == 3 and bias is None:
+    if gates == 3 and not biases:
         return "it has no bias, whose shape would tell whether it resets after the product: use convert.from_keras"
     expected = [(gates * hidden,), *([(2, 3 * hidden)] if gates == 3 else [])]
-    if bias is not None and bias.shape not in expected:
-        return f"its bias has the shape {bias.shape}, as in CuDNN's layers; expected {' or '.join(map(str, expected))}"
+    if biases and biases[0] not in expected:
+        return f"its bias has the shape {biases[0]}, as in CuDNN's layers; expected {' or '.join(map(str, expected))}"
     return None
 
 
-def _combine(sources: list[WeightSource], shape: tuple[int, ...], combine: Callable[..., Array]) -> WeightSource:
-    def read(suffix: str) -> Array:
-        return combine(*(source.read(suffix) for source in sources))
-
+def _combine(sources: Sequence[WeightSource], shape: tuple[int, ...], read: Callable[[str], Array]) -> WeightSource:
+    """Make the weight that is read from several variables."""
     names = tuple(source.name for source in sources)
     return WeightSource(" + ".join(names), shape, sources[0].dtype, read, names)
-
-
-def _merge_bias(keras_order: str, order: str, bias: Array) -> Array:
-    """Take the bias of gates from the bias of x, with the bias of h if a layer adds both."""
-    return reorder(bias if bias.ndim == 1 else bias[0] if order == "c" else bias[0] + bias[1], keras_order, order)
-
-
-def _slice_weights(weights: Weights, x: Array, h: Array, gates: int) -> list[Array]:
-    """Return kernels and bias in float64, sliced for the inputs and units of x and h, with gates on the first axis."""
-    kernels = []
-    for name, rows in (("kernel", x.shape[-1]), ("recurrent", h.shape[-1])):
-        array = weights[name].astype(np.float64)
-        kernels.append(np.moveaxis(array.reshape(len(array), gates, -1)[:rows, :, : h.shape[-1]], 1, 0))
-    bias = weights["bias"].astype(np.float64) if "bias" in weights else np.zeros(gates * weights["recurrent"].shape[0])
-    return [*kernels, bias.reshape(-1, gates, 1, weights["recurrent"].shape[0])[..., : h.shape[-1]]]
-
-
-def _keras_lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    cs, h = state
-    kernel, recurrent, bias = _slice_weights(weights, x, h, 4)
-    i, f, c, o = x @ kernel + h @ recurrent + bias[0]
-    cs = sigmoid(f) * cs + sigmoid(i) * np.tanh(c)
-    return cs, sigmoid(o) * np.tanh(cs)
-
-
-def _keras_rnn_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    (h,) = state
-    kernel, recurrent, bias = _slice_weights(weights, x, h, 1)
-    return (activated((x @ kernel + h @ recurrent + bias[0])[0], attributes["activation"]),)
-
-
-def _keras_gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    (h,) = state
-    kernel, recurrent, bias = _slice_weights(weights, x, h, 3)
-    from_x = x @ kernel + bias[0]
-    inner = h @ recurrent + (bias[1] if len(bias) == 2 else 0)
-    z, r = sigmoid(from_x[0] + inner[0]), sigmoid(from_x[1] + inner[1])
-    new = r * inner[2] if len(bias) == 2 else (r * h) @ recurrent[2]
-    return (z * h + (1 - z) * np.tanh(from_x[2] + new),)

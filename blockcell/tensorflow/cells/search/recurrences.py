@@ -5,17 +5,18 @@ In come the products with weights; out go the nodes of each cycle, found by Tarj
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ...graphs import Node
+from ..graph.dependences import Dependences
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import CLIP, graph_op
 from ..weights.gate_sums import GateSums, NoMatch
 from ..weights.weight_sources import WeightSource
 from .block_ops import BLOCKS
 
-_GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6", "Erf", "Erfc"}  # what goes from one number to another
+_GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6", "Elu", "Erf", "Erfc"}  # what goes from one number to another
 
 
 class WeightProduct(NamedTuple):
@@ -23,7 +24,6 @@ class WeightProduct(NamedTuple):
 
     body: str
     node: Node
-    operand: Place
     kernel: WeightSource
 
     @property
@@ -49,104 +49,80 @@ def find_weight_products(sums: GateSums) -> list[WeightProduct]:
     for body, node in sums.reader.all_nodes():
         if node.op == "MatMul":
             try:
-                operand, kernel = sums.input_pair(Place(body, node.name), "MatMul")
+                _, kernel = sums.input_pair(Place(body, node.name), "MatMul")
                 if not node.attrs.get("transpose_b"):  # as in gradients
-                    source = sums.weight_slice(kernel).source
-                    products.append(WeightProduct(body, node, sums.reader.resolve(operand), source))
+                    products.append(WeightProduct(body, node, sums.weight_slice(kernel).source))
             except (NoMatch, UnknownValue):
                 continue
     return products
 
 
-def find_recurrences(reader: GraphReader, products: Sequence[WeightProduct]) -> list[Recurrence]:
+def find_recurrences(
+    reader: GraphReader, dependences: Dependences, products: Sequence[WeightProduct]
+) -> list[Recurrence]:
     """Find where products with weights depend on what they gave before, in loops and unrolled steps."""
-    recurrences_found = []
-    bodies: dict[str, dict[str, WeightProduct]] = {}
+    product_by_place = {product.place: product for product in products}
+    numbers = {Place(body, node.name): k for k, (body, node) in enumerate(reader.all_nodes())}
+    alike: dict[tuple[str, str], list[Place]] = {}
     for product in products:
-        bodies.setdefault(product.body, {})[product.node.name] = product
-    for body, products_by_node in bodies.items():
-        order = {name: k for k, name in enumerate(reader.bodies[body])}
-        for names in _Dependencies(reader, body, products_by_node).cycles():
-            nodes = tuple(reader.bodies[body][name] for name in sorted(names & order.keys(), key=order.__getitem__))
-            recurrence = _recurrence(body, nodes, products_by_node)
-            if recurrence is not None:
-                recurrences_found.append(recurrence)
-    return recurrences_found
+        alike.setdefault((product.body, product.kernel.name), []).append(product.place)
+    # products with one weight count as one node: each of them is before another one
+    before = {place: [group[k - 1]] for group in alike.values() for k, place in enumerate(group)}
+    recurrences = []
+    for cycle in _find_cycles(product_by_place, lambda place: dependences.sources(place) + before.get(place, [])):
+        places = sorted({place._replace(output=0) for place in cycle} & numbers.keys(), key=numbers.__getitem__)
+        nodes = [reader.bodies[place.body][place.name] for place in places]
+        products_in_cycle = [product_by_place[place] for place in places if place in product_by_place]
+        recurrence = _recurrence(places, nodes, products_in_cycle)
+        recurrences += [] if recurrence is None else [recurrence]
+    return recurrences
 
 
-def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, WeightProduct]) -> Recurrence | None:
+def _recurrence(places: Sequence[Place], nodes: Sequence[Node], products: Sequence[WeightProduct]) -> Recurrence | None:
     """Return the recurrence of a cycle of nodes; None for one without products, or of gradients."""
     names = {graph_op(node).name for node in nodes}
-    products_in_cycle = [products[node.name] for node in nodes if node.name in products]
-    if not products_in_cycle or any(name.endswith("Grad") or name in BLOCKS for name in names):
+    if not products or any(name.endswith("Grad") or name in BLOCKS for name in names):
         return None
     has_activation = any(graph_op(node).name in _GATES or graph_op(node).refusal == CLIP for node in nodes)
-    kernels = tuple({product.kernel.name: product.kernel for product in products_in_cycle}.values())
-    places = frozenset(Place(body, node.name) for node in nodes)
-    return Recurrence(places, nodes, kernels, products_in_cycle[0], may_have_gates="Mul" in names and has_activation)
+    kernels = tuple({product.kernel.name: product.kernel for product in products}.values())
+    return Recurrence(
+        frozenset(places), tuple(nodes), kernels, products[0], may_have_gates="Mul" in names and has_activation
+    )
 
 
-class _Dependencies:
-    """What each node of a body is computed from; products with one weight count as one node."""
+def _find_cycles(roots: Iterable[Place], before: Callable[[Place], Sequence[Place]]) -> Iterator[set[Place]]:
+    """Yield the strongly connected components of what places depend on: Tarjan's algorithm, without recursion."""
+    index: dict[Place, int] = {}
+    low: dict[Place, int] = {}
+    stack: list[Place] = []
+    on_stack: set[Place] = set()
 
-    def __init__(self, reader: GraphReader, body: str, products: Mapping[str, WeightProduct]) -> None:
-        self._reader, self._body, self._nodes, self._roots = reader, body, reader.bodies[body], [*products]
-        nodes_by_kernel: dict[str, list[str]] = {}
-        for name, product in products.items():
-            nodes_by_kernel.setdefault(product.kernel.name, []).append(name)
-        self._alike: dict[str, list[str]] = {}
-        for names in nodes_by_kernel.values():
-            self._alike |= {name: [next_name] for name, next_name in zip(names, [*names[1:], names[0]], strict=True)}
-        self._next: dict[str, str] = {}
-        """Of an argument of a loop's body, what the loop passes for it the next time."""
-        if any(caller.loop_body == body for caller in reader.callers.get(body, ())):
-            function = reader.graph.functions[body]
-            for argument, output in zip(function.inputs, function.outputs, strict=False):
-                self._next[argument] = function.returned.get(output, "").partition(":")[0]
+    def enter(place: Place) -> tuple[Place, Iterator[Place]]:
+        index[place] = low[place] = len(index)
+        stack.append(place)
+        on_stack.add(place)
+        return place, iter(before(place))
 
-    def before(self, name: str) -> list[str]:
-        node = self._nodes.get(name)
-        if node is None:
-            return [self._next[name]] if name in self._next else []
-        try:
-            inputs = [place.name for place in self._reader.inputs(self._body, node)]
-        except UnknownValue:
-            inputs = []
-        return inputs + self._alike.get(name, [])
-
-    def cycles(self) -> Iterator[set[str]]:
-        """Yield the strongly connected components of what products depend on: Tarjan's algorithm, without recursion."""
-        index: dict[str, int] = {}
-        low: dict[str, int] = {}
-        stack: list[str] = []
-        on_stack: set[str] = set()
-
-        def enter(name: str) -> tuple[str, Iterator[str]]:
-            index[name] = low[name] = len(index)
-            stack.append(name)
-            on_stack.add(name)
-            return name, iter(self.before(name))
-
-        for root in self._roots:
-            if root in index:
+    for root in roots:
+        if root in index:
+            continue
+        open_ = [enter(root)]
+        while open_:
+            place, predecessors = open_[-1]
+            predecessor = next(predecessors, None)
+            if predecessor is not None:
+                if predecessor not in index:
+                    open_.append(enter(predecessor))
+                elif predecessor in on_stack:
+                    low[place] = min(low[place], index[predecessor])
                 continue
-            open_ = [enter(root)]
-            while open_:
-                name, predecessors = open_[-1]
-                predecessor = next(predecessors, None)
-                if predecessor is not None:
-                    if predecessor not in index:
-                        open_.append(enter(predecessor))
-                    elif predecessor in on_stack:
-                        low[name] = min(low[name], index[predecessor])
-                    continue
-                open_.pop()
-                if open_:
-                    low[open_[-1][0]] = min(low[open_[-1][0]], low[name])
-                if low[name] == index[name]:
-                    component = set()
-                    while name not in component:
-                        component.add(stack.pop())
-                    on_stack -= component
-                    if len(component) > 1:
-                        yield component
+            open_.pop()
+            if open_:
+                low[open_[-1][0]] = min(low[open_[-1][0]], low[place])
+            if low[place] == index[place]:
+                component = set()
+                while place not in component:
+                    component.add(stack.pop())
+                on_stack -= component
+                if len(component) > 1:
+                    yield component

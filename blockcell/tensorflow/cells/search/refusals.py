@@ -6,14 +6,13 @@ In come steps, recurrences and products of a graph; out go reasons in words.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from ...graphs import Node
 from ..cell.cell_definition import CellInGraph
-from ..graph.activations import describe_unsupported
-from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.graph_reader import GraphReader, Place, StateOrigins, UnknownValue
 from ..graph.op_table import SHOWN, graph_op
 from ..patterns.pattern import Refusal
 from ..weights.weight_sources import WeightSource
@@ -66,17 +65,17 @@ def refuse_unsupported(
 
 
 def refuse_recurrences(
-    reader: GraphReader, recurrences: Sequence[Recurrence], cell_kernels: Collection[str], refused: Collection[Place]
+    recurrences: Sequence[Recurrence], cell_kernels: Collection[str], refused: Collection[Place]
 ) -> dict[Place, RefusedNodes]:
     """Refuse recurrences that may have gates, unless they share kernels with a cell or have nodes that are refused."""
     refusals: dict[Place, RefusedNodes] = {}
     # the step before a loop, which learns shapes, shows less than the loop
-    for recurrence in sorted(recurrences, key=lambda recurrence: _strange_node(reader, recurrence) is None):
+    for recurrence in sorted(recurrences, key=lambda recurrence: _revealing_node(recurrence) is None):
         kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in cell_kernels}
         is_cell = len(kernels) < len(recurrence.kernels)
         is_refused = not recurrence.places.isdisjoint(refused) or not recurrence.places.isdisjoint(refusals)
         if recurrence.may_have_gates and not is_cell and not is_refused:
-            refusals[recurrence.product.place] = RefusedNodes(_explain_refusal(reader, recurrence), kernels)
+            refusals[recurrence.product.place] = RefusedNodes(_explain_refusal(recurrence), kernels)
     return refusals
 
 
@@ -100,19 +99,12 @@ def _kernels_before(
 
 # ------------------------------------------------------------------------------------------- states of cells that match
 def find_misused_states(
-    reader: GraphReader,
-    steps: Sequence[CellInGraph],
-    kernels: Collection[str],
-    products_by_operand: Mapping[Place, Sequence[WeightProduct]],
-    recurrence_places: Collection[Place],
+    reader: GraphReader, steps: Sequence[CellInGraph], recurrence_places: Collection[Place]
 ) -> dict[Place, str]:
-    """Find the steps whose states are not the results of the step before, and why.
-
-    `products_by_operand` are the products with weights, `recurrence_places` the nodes of recurrences.
-    """
+    """Find the steps whose states are not the results of the step before, and why; recurrences have these places."""
     reasons: dict[Place, str] = {}
     for k in range(len(steps[0].states) if steps else 0):
-        origins: dict[Place, tuple[dict[Place, None], bool]] = {}
+        origins: dict[Place, StateOrigins] = {}
         results: set[Place] = set()
         for step in steps:
             try:
@@ -120,46 +112,28 @@ def find_misused_states(
                 origins[step.h] = reader.state_origins(step.states[k])
             except UnknownValue as unknown:
                 reasons.setdefault(step.h, f"its state comes from {unknown}")
-        any_passed_on = any(not results.isdisjoint(places) for places, _ in origins.values())
+        any_passed_on = any(not results.isdisjoint(origin.places) for origin in origins.values())
         mismatch = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
         for step in steps:
-            places, in_loop = origins.get(step.h, ({}, False))
+            places, in_loop, conditions = origins.get(step.h, StateOrigins())
             foreign = [place for place in places if in_loop or place._replace(output=0) in recurrence_places]
             if foreign and results.isdisjoint(places) and (in_loop or not any_passed_on):
                 reason = f"its {mismatch} of the step before, but comes from {foreign[0].name!r}"
                 reasons.setdefault(step.h, reason)
-            elif (drawn := _random_node(reader, step.states[k])) is not None:
+            elif (drawn := _random_node(reader, conditions)) is not None:
                 reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
                 reasons.setdefault(step.h, reason)
-    if not reasons:
-        return reasons
-    ends, scope = {step.h for step in steps}, next(iter(kernels)).rpartition("/")[0]
-    for product in (product for end in ends for product in products_by_operand.get(end, ())):
-        name = product.kernel.name
-        if name not in kernels and scope and name.startswith(f"{scope}/"):
-            reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
-            return dict.fromkeys(ends, reason)
     return reasons
 
 
-def _random_node(reader: GraphReader, state: Place) -> Node | None:
-    """Find the node that draws random numbers for a Select between states, as zoneout does."""
-    conditions: list[Place] = []
-
-    def chosen(place: Place) -> Sequence[Place] | None:
-        with suppress(UnknownValue):
-            if reader.op(place).name != "Select":
-                return reader.predecessors(place)
-            conditions.extend(reader.inputs_at(place)[:1])
-            return reader.inputs_at(place)[1:]
-        return None
+def _random_node(reader: GraphReader, conditions: Iterable[Place]) -> Node | None:
+    """Find the node that draws random numbers for conditions, as zoneout has them."""
 
     def computed(place: Place) -> Sequence[Place]:
         with suppress(UnknownValue):
             return () if reader.op(place).shape_only else reader.inputs_at(place)
         return ()
 
-    reader.walk([state], chosen)
     for place in reader.walk(conditions, computed, most=_MOST_BEFORE):
         with suppress(UnknownValue):
             node = reader.node(place)
@@ -178,31 +152,23 @@ def _revealing_node(recurrence: Recurrence) -> str | None:
     return None
 
 
-def _strange_node(reader: GraphReader, recurrence: Recurrence) -> str | None:
-    """Describe the node that surely shows another cell, or an activation that layers do not have."""
-    if reason := _revealing_node(recurrence):
-        return reason
-    for node in recurrence.nodes:
-        with suppress(UnknownValue):  # what it reads may be missing
-            if description := describe_unsupported(reader, Place(recurrence.product.body, node.name)):
-                return f"{description}, which is no activation of layers"
-    return None
-
-
-def _explain_refusal(reader: GraphReader, recurrence: Recurrence) -> str:
+def _explain_refusal(recurrence: Recurrence) -> str:
     """Explain why a recurrence is none of the cells."""
-    if reason := _strange_node(reader, recurrence):
+    if reason := _revealing_node(recurrence):
         return reason
     for node in recurrence.nodes:
         if not graph_op(node).in_known_cells:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
-    kernel = recurrence.kernels[0].name
-    return f"what follows the product {recurrence.product.node.name!r} with {kernel} is no RNN, LSTM or GRU"
+    return _explain_product(recurrence.product.node, recurrence.kernels[0].name)
+
+
+def _explain_product(product: Node, kernel: str) -> str:
+    return f"what follows the product {product.name!r} with {kernel} is no RNN, LSTM or GRU"
 
 
 def _has_cell_name(kernel: str) -> bool:
     """Return whether the scope of a weight has the name of a cell."""
-    return _CELL.search(_cell_scope(kernel).rpartition("/")[2]) is not None
+    return _CELL.search(cell_scope(kernel).rpartition("/")[2]) is not None
 
 
 def class_by_name(name: str) -> str:
@@ -219,28 +185,17 @@ def refused_cell_name(scope: str) -> str | None:
     return None if match is None else f"it is another cell by its name, {match[0]}, and none that layers compute"
 
 
-def _cell_scope(kernel: str) -> str:
+def cell_scope(kernel: str) -> str:
+    """Return the scope of a cell by the name of one of its kernels."""
     return re.sub(r"/(gates|candidate|projection)\Z", "", kernel.lstrip("?").rpartition("/")[0])
 
 
 def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iterator[tuple[WeightProduct, str]]:
     """Refuse kernels that have the names of cells and are in no known cell."""
-    covered_scopes = {scope for name in covered for scope in _enclosing_scopes(name)}
+    around = range(1, _MOST_AROUND + 1)
+    covered_scopes = {name.lstrip("?").rsplit("/", k)[0] for name in covered if "/" in name for k in around}
     for product in products:
-        name, scope = product.kernel.name, _cell_scope(product.kernel.name)
+        name, scope = product.kernel.name, cell_scope(product.kernel.name)
         if _has_cell_name(name) and scope not in covered_scopes:
             covered_scopes.add(scope)
-            subject = f"{product.node.name!r} with {name}"
-            reason = (
-                f"what follows the product {subject} is not what BasicRNNCell, BasicLSTMCell, LSTMCell or GRUCell have:"
-                " perhaps another activation, or layer normalization"
-            )
-            yield product, refused_cell_name(scope) or reason
-
-
-def _enclosing_scopes(name: str) -> Iterator[str]:
-    """List the scopes around a weight, the nearest first."""
-    for _ in range(_MOST_AROUND):
-        name = name.rpartition("/")[0]
-        if name:
-            yield name.lstrip("?")
+            yield product, refused_cell_name(scope) or _explain_product(product.node, name)

@@ -37,8 +37,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ....convert.tf1 import SCOPES
 from ..cell.cell_definition import CellDefinition, CellInGraph
 from ..cell.node_evaluation import StepProgram
+from ..graph.activations import find_activation
+from ..graph.dependences import Dependences
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import ACTIVATION, OPS, graph_op
 from ..patterns.gru import match_gru
@@ -50,6 +53,7 @@ from ..weights.weight_sources import WeightSource, WeightSources
 from .recurrences import Recurrence, WeightProduct, find_recurrences, find_weight_products
 from .refusals import (
     RefusedNodes,
+    cell_scope,
     class_by_name,
     find_misused_states,
     refuse_by_name,
@@ -57,14 +61,7 @@ from .refusals import (
     refuse_unsupported,
 )
 
-_CLASSES = {
-    "basic_rnn_cell": "BasicRNNCell",
-    "basic_lstm_cell": "BasicLSTMCell",
-    "lstm_cell": "LSTMCell",
-    "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
-    "coupled_input_forget_gate_lstm_cell": "CoupledInputForgetGateLSTMCell",
-    "gru_cell": "GRUCell",
-}
+_CLASSES = SCOPES | {"lstm_cell": "LSTMCell", "basic_rnn_cell": "BasicRNNCell", "gru_cell": "GRUCell"}
 _CLIPS = ("Maximum", "Minimum", "ClipByValue")
 _ACTIVATIONS = [name for name, op in OPS.items() if op.activation or op.refusal == ACTIVATION]
 _PATTERNS: tuple[tuple[Callable[[GateSums, Place], CellCandidate], frozenset[str]], ...] = (
@@ -82,19 +79,20 @@ def search_subgraphs(sources: WeightSources, weights_of_block_ops: set[str]) -> 
     """Define the cells of many nodes in a graph, and what resembles one and shares no weights with block ops."""
     sums, reader = GateSums(sources), sources.reader
     products = _running_products(reader, find_weight_products(sums))
-    recurrences = find_recurrences(reader, products)
+    dependences = Dependences(reader)
+    recurrences = find_recurrences(reader, dependences, products)
     recurrence_by_place = {place: recurrence for recurrence in recurrences for place in recurrence.places}
     candidates, unsupported = _match_patterns(sums, {product.body for product in products} | reader.running_bodies)
-    matches, refused = _CandidateMatcher(reader, products, recurrence_by_place).match(candidates)
+    matches, refused = _CandidateMatcher(reader, dependences, recurrence_by_place).match(candidates)
     matched_kernels = {name for match in matches for name in match.kernels}
     refused |= refuse_unsupported(reader, unsupported, products, recurrence_by_place, matched_kernels)
-    refused |= refuse_recurrences(reader, recurrences, weights_of_block_ops | matched_kernels, refused)
+    refused |= refuse_recurrences(recurrences, weights_of_block_ops | matched_kernels, refused)
     cells, refused_kernels = [], set[str]()
     for end, (reason, kernels) in refused.items():
         if refused_kernels.isdisjoint(kernels):
             cells.append(_refuse_cell(end, reason, kernels))
         refused_kernels |= kernels.keys()
-    needed_matches = _drop_unused_steps(reader, matches, recurrence_by_place)
+    needed_matches = _drop_unused_steps(reader, dependences, matches)
     cells += _define_cells(sums, [match for match in needed_matches if refused_kernels.isdisjoint(match.kernels)])
     for product, reason in refuse_by_name(products, weights_of_block_ops | matched_kernels | refused_kernels):
         cells.append(_refuse_cell(product.place, reason, {product.kernel.name: product.kernel}))
@@ -125,13 +123,10 @@ class _CandidateMatcher:
     """Tells inputs and states of candidates apart, by how the steps of a graph follow each other."""
 
     def __init__(
-        self, reader: GraphReader, products: Sequence[WeightProduct], recurrence_by_place: Mapping[Place, Recurrence]
+        self, reader: GraphReader, dependences: Dependences, recurrence_by_place: Mapping[Place, Recurrence]
     ) -> None:
-        self._reader, self._recurrence_by_place = reader, recurrence_by_place
+        self._reader, self._dependences, self._recurrence_by_place = reader, dependences, recurrence_by_place
         self._gate_places = {place for place, recurrence in recurrence_by_place.items() if recurrence.may_have_gates}
-        self._products_by_operand: dict[Place, list[WeightProduct]] = {}
-        for product in products:
-            self._products_by_operand.setdefault(product.operand, []).append(product)
 
     def match(self, candidates: Sequence[CellCandidate]) -> tuple[list[CellMatch], dict[Place, RefusedNodes]]:
         """Match the candidates that are proven to be cells; return matches, and refusals by their last nodes."""
@@ -162,7 +157,7 @@ class _CandidateMatcher:
         unknown_state = f"it cannot be told which of its kernels, {' and '.join(kernels)}, is for its state"
         unknown = {candidate.end: unknown_state for candidate in candidates if candidate not in numbers}
         steps = [candidate.step(number) for candidate, number in numbers.items()]
-        reasons = find_misused_states(self._reader, steps, kernels, self._products_by_operand, self._gate_places)
+        reasons = find_misused_states(self._reader, steps, self._gate_places)
         matches: dict[CellCandidate, CellMatch] = {}
         for candidate, number in numbers.items():
             try:
@@ -193,8 +188,8 @@ class _CandidateMatcher:
     ) -> set[_Key]:
         """Return the keys of single steps that only the names of their kernels prove to be cells.
 
-        Groups with the same kernels are one step with and without the activation or the clip at its end. The first
-        group counts behind which no more may follow, else the last one.
+        Groups with the same kernels are one step with and without the clip at its end. The first group counts behind
+        which no more may follow, else the last one.
         """
         proven_kernels = {kernel for key in proven_keys for kernel in groups[key][0].kernels}
         keys_by_kernels: dict[tuple[str, ...], list[_Key]] = {}
@@ -208,15 +203,23 @@ class _CandidateMatcher:
         }
 
     def _is_single_step(self, candidate: CellCandidate) -> bool:
-        """Return whether names tell which operand is the state, and no loop carries this operand."""
-        number = candidate.guess_state()
-        if number is None:
+        """Return whether names tell which operand is the state, no loop carries it, and the activation is all of one.
+
+        What an activation of several nodes is applied to, such as that of a swish, is read by more than one of them.
+        """
+        number, activated = candidate.guess_state(), find_activation(self._reader, candidate.end)
+        inner = () if activated is None else self._reader.walk([activated.inner], self._forwarded)
+        if number is None or any(len(self._dependences.readers(place)) > 1 for place in inner):
             return False
         try:
-            places, in_loop = self._reader.state_origins(candidate.operands[number].place)
+            places, in_loop, _ = self._reader.state_origins(candidate.operands[number].place)
         except UnknownValue:
             return False
         return not in_loop and not any(place._replace(output=0) in self._recurrence_by_place for place in places)
+
+    def _forwarded(self, place: Place) -> tuple[Place, ...]:
+        origin = self._reader.forwarded_input(place, "step")
+        return () if origin is None else (origin,)
 
 
 def _state_number(candidate: CellCandidate, state_keys: Collection[_Key]) -> int | None:
@@ -233,34 +236,28 @@ def _running_products(reader: GraphReader, products: Sequence[WeightProduct]) ->
     return [product for product in products if product.body in bodies]
 
 
-def _drop_unused_steps(reader: GraphReader, matches: list[CellMatch], recurrent: Collection[Place]) -> list[CellMatch]:
-    """List the matches without unused steps before a loop of the same cell, as Keras has them to learn shapes."""
-    loops = {tuple(match.kernels) for match in matches if match.end in recurrent}
-    ends = {match.end for match in matches if match.end not in recurrent and tuple(match.kernels) in loops}
-    needed = {body: _needed_names(reader, body, ends) for body in {end.body for end in ends}}
-    return [match for match in matches if match.end not in ends or match.end.name in needed[match.end.body]]
+def _drop_unused_steps(reader: GraphReader, dependences: Dependences, matches: list[CellMatch]) -> list[CellMatch]:
+    """List the matches without unused steps outside of a loop of the same cell, as Keras has them to learn shapes."""
+    in_loop = {match.end: reader.state_origins(match.step.states[-1]).in_loop for match in matches}
+    loops = {tuple(match.kernels) for match in matches if in_loop[match.end]}
+    outside = {match.end for match in matches if not in_loop[match.end] and tuple(match.kernels) in loops}
 
+    def is_used(end: Place) -> bool:
+        """Return whether a result depends on a step. Results of the graph itself are what nothing reads."""
+        for place in dependences.reached([end]):
+            with suppress(UnknownValue):  # a damaged function may lack a result
+                is_last = bool(place.body) or not (place in outside or dependences.readers(place))
+                if is_last and dependences.is_result(place):
+                    return True
+        return False
 
-def _needed_names(reader: GraphReader, body: str, ends: set[Place]) -> set[str]:
-    """Name what the results of a body depend on; those of the graph are nodes that nothing reads, but for `ends`."""
-    nodes = reader.bodies[body]
-    inputs: dict[str, list[str]] = {}
-    for name, node in nodes.items():
-        with suppress(UnknownValue):
-            inputs[name] = [] if graph_op(node).shape_only else [place.name for place in reader.inputs(body, node)]
-    if body:
-        waiting = [text.partition(":")[0] for text in reader.graph.functions[body].returned.values()]
-    else:
-        used = {name for names in inputs.values() for name in names}
-        waiting = [name for name in nodes if name not in used and Place(body, name) not in ends]
-    return {*reader.walk(waiting, inputs.get)}
+    return [match for match in matches if match.end not in outside or is_used(match.end)]
 
 
 def _cell_class(kernels: dict[str, WeightSource]) -> str:
     """Return the class of a cell by the names of its weights."""
     name = next(iter(kernels))
-    scope = re.sub(r"/(gates|candidate|projection)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
-    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), class_by_name(name))
+    return _CLASSES.get(re.sub(r"_\d+\Z", "", cell_scope(name).rpartition("/")[2]), class_by_name(name))
 
 
 def _refuse_cell(end: Place, reason: str, kernels: dict[str, WeightSource]) -> CellDefinition:

@@ -162,14 +162,6 @@ class GraphConnections:
             Place(body, node.name) for body, node in nodes if graph_op(node).refusal == RANDOM
         )
 
-    def is_result(self, place: Place) -> bool:
-        """Return whether a place that nothing reads is a result of the graph or of a function."""
-        function = self.reader.graph.functions.get(place.body)
-        if function is None:
-            return True
-        results = [self.reader.function_result(function.name, k) for k in range(len(function.outputs))]
-        return place in map(self.dependences.joined, results)
-
     def frame(self, body: str) -> Frame:
         """Return the frame of a body that runs once."""
         chain: list[tuple[str, str]] = []
@@ -497,7 +489,7 @@ class _Trial:
         """Return whether a sequence is read as a whole, by nodes that do not give the same sequence."""
         readers = self._graph.dependences.readers(place)
         ops = [self._graph.reader.op(reader).name for reader in readers if reader not in sequences]
-        return any(op not in _SELECTING for op in ops) if readers else self._graph.is_result(place)
+        return any(op not in _SELECTING for op in ops) if readers else self._graph.dependences.is_result(place)
 
     def _skip_remarks(self, first_frames: Mapping[int, Frame], evaluation: GraphEvaluation) -> Iterator[str]:
         """Yield a remark if a node reads the outputs of a lower cell beside those of a top cell, as a residual does."""

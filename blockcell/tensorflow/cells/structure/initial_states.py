@@ -58,24 +58,17 @@ class InitialStates:
             return None
         if op == "Fill":
             row = np.full(size, self._reader.constant_number(inputs[1]), np.float32)
-            return (
-                WeightSource(origin.name, (size,), "float32", lambda suffix: row, (origin.name,)) if row.any() else None
-            )
+            filled = WeightSource(origin.name, (size,), "float32", lambda suffix: row, (origin.name,))
+            return filled if row.any() else None
         if op in _SHAPES:
             source = self._source(inputs[0], size, depth + 1)
             if source is not None and op == "Tile" and math.prod(source.shape) != size:
                 raise UnknownValue(origin.name)
             return source
-        if op == "Add" and len(inputs) == 2:
-            return self._added(inputs, size, depth)
+        for zeros, state in (inputs, inputs[::-1]) if op == "Add" and len(inputs) == 2 else ():
+            if self._reader.fill_value(zeros) == 0:  # which repeat the state for each row of a batch
+                return self._source(state, size, depth + 1)
         piece = self._weight_slice(origin)
         if not piece.shape or (piece.shape[-1] != size and math.prod(piece.shape) % size):
             raise UnknownValue(origin.name)
         return join_slices([[piece]])
-
-    def _added(self, inputs: Sequence[Place], size: int, depth: int) -> WeightSource | None:
-        """Return the state that is added to zeros, which repeat it for each row of a batch."""
-        for zeros, state in (inputs, inputs[::-1]):
-            if self._reader.fill_value(zeros) == 0:
-                return self._source(state, size, depth + 1)
-        raise UnknownValue(inputs[0].name)

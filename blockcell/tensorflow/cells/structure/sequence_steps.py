@@ -7,10 +7,11 @@ reversal, the element or the loop on the way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ...graphs import Node
-from ..graph.array_slices import strided_axis_flags
+from ..graph.array_slices import read_strided_index
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import graph_op
 from ..graph.while_loops import WhileLoops
@@ -125,25 +126,21 @@ class SequenceSteps:
         if op == "Gather" and len(inputs) >= 2:
             axis = self._reader.constant_integer(inputs[2]) if len(inputs) > 2 else 0
             return (axis, inputs[1]) if axis in (0, 1) and not node.attrs.get("batch_dims") else None
-        axes = strided_axis_flags(self._reader, node, inputs) if op == "StridedSlice" else None
-        if axes is None or not 1 <= len(axes) <= 2 or not axes[-1].dropped:
+        axes: list[int | slice] = []
+        with suppress(UnknownValue):
+            axes = read_strided_index(self._reader, node, inputs, anywhere=True) if op == "StridedSlice" else []
+        if not 1 <= len(axes) <= 2 or not isinstance(axes[-1], int) or any(part != slice(None) for part in axes[:-1]):
             return None
-        if any(axis_flags.begins or axis_flags.ends for axis_flags in axes[:-1]):
-            return None
-        begin, axis = self._reader.resolve_in_step(inputs[1]), len(axes) - 1
-        if self._reader.op(begin).name != "Pack":
+        axis, parts = len(axes) - 1, self._reader.inputs_of(inputs[1], "Pack")
+        if not parts:
             return axis, inputs[1]
-        parts = self._reader.inputs_at(begin)
         return (axis, parts[axis]) if len(parts) == len(axes) else None
 
     def read_mask(self, condition: Place) -> StepBack | None:
         """Return the sequence of a mask, of which a condition is one step."""
         for _ in range(_MOST_IN_ROW):
-            condition = self._reader.resolve_in_step(condition)
-            if self._reader.op(condition).name not in ("Tile", "BroadcastTo") or not self._reader.inputs_at(condition):
-                break
-            condition = self._reader.inputs_at(condition)[0]
-        steps_back = self.read_step(condition)
+            condition, *_ = self._reader.inputs_of(condition, "Tile", "BroadcastTo") or [condition]
+        steps_back = self.read_step(self._reader.resolve_in_step(condition))
         return None if steps_back is None else steps_back[0]
 
     def _selected_step(self, node: Node, inputs: tuple[Place, ...]) -> Place | None:
@@ -165,9 +162,8 @@ class SequenceSteps:
     def _is_masked(self, place: Place) -> bool:
         """Return whether a Select by a mask gave this value in the step before."""
         variable = self._loops.loop_variable(place)
-        origin = self._reader.resolve_in_step(place if variable is None else variable.next)
-        inputs = self._reader.inputs_at(origin)
-        return self._reader.op(origin).name == "Select" and len(inputs) == 3 and self.read_mask(inputs[0]) is not None
+        inputs = self._reader.inputs_of(place if variable is None else variable.next, "Select")
+        return len(inputs) == 3 and self.read_mask(inputs[0]) is not None
 
     def _is_zero(self, place: Place) -> bool:
         """Return whether a value is zeros, also outside of the loops that leave it as it is."""
@@ -222,19 +218,14 @@ class SequenceSteps:
     def _lengths(self, place: Place) -> Place:
         """Return where lengths come from, before conversions between integers."""
         for _ in range(_MOST_IN_ROW):
-            place = self._reader.resolve_in_step(place)
-            if self._reader.op(place).name != "Cast":
-                break
-            place, *_ = self._reader.inputs_at(place) or [place]
-        return place
+            place, *_ = self._reader.inputs_of(place, "Cast") or [place]
+        return self._reader.resolve_in_step(place)
 
     def _permutation(self, place: Place) -> tuple[int, ...] | None:
         """Return the first two of three axes, swapped or not, if the last one stays in its place."""
-        origin = self._reader.resolve_in_step(place)
-        numbers = self._reader.constant_integers(origin)
-        if numbers is None and self._reader.op(origin).name == "ConcatV2":
-            inputs = self._reader.inputs_at(origin)
-            numbers = self._reader.constant_integers(inputs[0]) if len(inputs) == 3 else None
+        numbers = self._reader.constant_integers(place)
+        if numbers is None and len(inputs := self._reader.inputs_of(place, "ConcatV2")) == 3:
+            numbers = self._reader.constant_integers(inputs[0])
             if numbers is None or len(numbers) != 2 or not self._is_range(inputs[1], 2):
                 return None
             numbers = [*numbers, 2]
@@ -242,9 +233,7 @@ class SequenceSteps:
 
     def _is_range(self, place: Place, start: int = 0) -> bool:
         """Return whether a value is the integers start, start + 1 and so on."""
-        origin = self._reader.resolve_in_step(place)
-        if self._reader.op(origin).name == "Range":
-            inputs = self._reader.inputs_at(origin)
-            return len(inputs) == 3 and [self._reader.constant_integers(inputs[k]) for k in (0, 2)] == [[start], [1]]
-        numbers = self._reader.constant_integers(origin)
+        if len(inputs := self._reader.inputs_of(place, "Range")) == 3:
+            return [self._reader.constant_integers(inputs[k]) for k in (0, 2)] == [[start], [1]]
+        numbers = self._reader.constant_integers(place)
         return numbers is not None and numbers == list(range(start, start + len(numbers)))

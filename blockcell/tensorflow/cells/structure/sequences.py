@@ -86,7 +86,8 @@ def trace_sequences(reader: GraphReader, runs: Sequence[CellRun]) -> None:
         sequences.read_loop(run)
     for run in running:
         try:
-            run.input_parts = _combine_steps([sequences.trace_input(step.x, run) for step in run.steps])
+            starts = [_TracePoint(step.x, 0 if step.state is None else None, run.in_loop) for step in run.steps]
+            run.input_parts = _combine_steps([*map(sequences.trace, starts)])
         except UnknownValue:
             run.input_parts = None
     _find_reversals(runs)
@@ -115,25 +116,20 @@ class _Sequences:
                 states, run.in_loop = ([variable.next] if variable is not None else []), variable is not None
             else:  # the state of the first step is from nowhere
                 del states[0]
-            selections = filter(None, map(self._selection, states))
-            conditions = [self._reader.inputs_at(place)[0] for place in selections]
+            selections = [self._reader.inputs_of(state, "Select") for state in states if state is not None]
+            conditions = [inputs[0] for inputs in selections if inputs]
             if conditions:
                 run.masked = True
                 run.mask_reversals = self._find_mask_reversals(conditions)
         except UnknownValue:
             pass
 
-    def _selection(self, state: Place | None) -> Place | None:
-        """Return the Select that a state comes from; None if it comes from another node."""
-        origin = None if state is None else self._reader.resolve_in_step(state)
-        return origin if origin is not None and self._reader.op(origin).name == "Select" else None
-
     def _find_mask_reversals(self, conditions: Sequence[Place]) -> tuple[Reversal, ...] | None:
         """Return how the mask that selects states is reversed; None if the conditions are no mask."""
         reads = [read for read in map(self._steps.read_mask, conditions) if read is not None]
         if len(reads) < len(conditions) or len({(read.place, read.axis) for read in reads}) > 1:
             return None
-        parts = self._trace(_TracePoint(reads[0].place, reads[0].axis, False))
+        parts = self.trace(_TracePoint(reads[0].place, reads[0].axis, False))
         if len(parts) != 1:
             return None
         reversals, elements = parts[0].reversals, [read.element for read in reads if read.element is not None]
@@ -146,11 +142,7 @@ class _Sequences:
         return (*reversals, ALL_STEPS) if from_the_end else None
 
     # ------------------------------------------------------------------------------------------------------ the traces
-    def trace_input(self, x: Place, run: CellRun) -> tuple[SequencePart, ...]:
-        """Trace the x of a step, or of all steps, back to its sequences."""
-        return self._trace(_TracePoint(x, 0 if run.steps[0].state is None else None, run.in_loop))
-
-    def _trace(self, start: _TracePoint) -> tuple[SequencePart, ...]:
+    def trace(self, start: _TracePoint) -> tuple[SequencePart, ...]:
         """Return what is side by side in a sequence or in a step of one, from left to right."""
         parts: list[SequencePart] = []
         waiting = [start]
@@ -273,7 +265,7 @@ class _Sequences:
     def _read_in_order(self, read: StepBack) -> list[SequencePart]:
         """List the parts of a sequence that a loop reads step by step."""
         parts_read = []
-        for part in self._trace(_TracePoint(read.place, read.axis, False)):
+        for part in self.trace(_TracePoint(read.place, read.axis, False)):
             if part.made_of is None:
                 raise _UnknownStep
             for inner_part in part.made_of or (part,):

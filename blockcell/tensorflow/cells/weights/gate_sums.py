@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ....activations import Activation
 from ...graphs import Node
 from ..graph.activations import LINEAR, find_activation
-from ..graph.array_slices import AxisSlice, split_axis, split_range, strided_slices
+from ..graph.array_slices import read_strided_index, split_axis, split_range
 from ..graph.graph_reader import Place, UnknownValue
 from ..graph.op_table import graph_op
 from .weight_slices import IndexRange, WeightSlice, WeightSlices
@@ -142,10 +142,11 @@ class GateSums:
             if len(inputs) != op.input_count or split_axis(self.reader, node, inputs) not in (1, -1):
                 return None
             return inputs[op.array_inputs][0], lambda size: split_range(self.reader, place, size)
-        axis_slices = strided_slices(self.reader, node, inputs)
-        if len(axis_slices) != 2 or axis_slices[0] != AxisSlice(None, None, False) or axis_slices[1].dropped:
+        index = read_strided_index(self.reader, node, inputs)
+        columns = index[-1]
+        if len(index) != 2 or index[0] != slice(None) or not isinstance(columns, slice):
             return None
-        return inputs[0], lambda size: slice(axis_slices[1].start, axis_slices[1].stop).indices(size)[:2]
+        return inputs[0], lambda size: columns.indices(size)[:2]
 
     def _add_product(self, total: GateSum, node: Node, inputs: tuple[Place, ...], cuts: tuple[ColumnCut, ...]) -> None:
         """Add the product of a MatMul with a kernel to a sum."""

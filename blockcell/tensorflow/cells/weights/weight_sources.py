@@ -2,24 +2,21 @@
 
 In comes a place; out goes a `WeightSource` with name, shape and dtype, whose `read` reads the values.
 
-`trace_weights` finds the names of a graph's variables in its checkpoint. A Saver of TensorFlow 1 may use other names,
-and a checkpoint of objects has keys; in both cases a node reads a tensor by its name or key in the checkpoint, and
-another node assigns it to a variable. Functions of a SavedModel have captured variables.
+A Saver of TensorFlow 1 may use other names in a checkpoint than those of the graph's variables, and a checkpoint of
+objects has keys. In both cases a node reads a tensor by its name or key in the checkpoint, and another node assigns it
+to a variable: `_find_restored`. The functions of a SavedModel have captured variables: `_find_captures`.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Callable
-from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ....optable import Array
-from ...graphs import Graph, Node
+from ...graphs import Node
 from ...objects import Objects, captured
 from ...tensors import Stored, Tensor
 from ...variables import Variables, alike
@@ -30,7 +27,6 @@ _ROUNDED = "bfloat16, rounded by the graph from"  # how a dtype begins that no l
 AVERAGE = "/ExponentialMovingAverage"
 _DEEPEST = 4  # joins within each other
 _MOST_PARTS = 4096
-_MOST_REPEATED = 2**22  # entries of a constant that is one number
 _RESTORE = {"RestoreV2", "RestoreSlice", "Restore"}
 _ASSIGN = {"Assign", "AssignVariableOp"}
 _SLICE = re.compile(r"(?:\d{1,18} )+((?:-|\d{1,18},\d{1,18})(?::(?:-|\d{1,18},\d{1,18}))*)")
@@ -59,8 +55,7 @@ class WeightSource(NamedTuple):
     read: Callable[[str], Array]
     """Reads the values; the argument is appended to the names of variables, for another copy of them."""
     leaves: tuple[str, ...]
-    saved: SavedTensor | None = None
-    """The saved tensor, if it is one variable."""
+    """Its variables and constants; one that the checkpoint lacks begins with "?"."""
 
 
 class OriginLookup(Generic[T]):
@@ -95,15 +90,26 @@ class OriginLookup(Generic[T]):
 
 
 class WeightSources:
-    """The weights of a graph, with the variables of its checkpoint; `trace_weights` makes it."""
+    """The weights of a graph, with the variables of its checkpoint."""
 
     def __init__(self, reader: GraphReader, variables: Variables | None) -> None:
         """`variables` is None for a frozen graph."""
         self.reader, self.variables = reader, variables
-        self.restored: tuple[SavedNames, SavedNames] = {}, {}
-        """The saved tensors of variables: by the Saver that the file names, and by other Savers."""
+        self.restored = _find_restored(reader)
+        reader.captures = self._find_captures()
         self.source = OriginLookup(reader, self._read_source, lambda source: (source.name, source.name))
         """Returns the variables and constants that the weight at a place is made of."""
+
+    def _find_captures(self) -> dict[Place, Place]:
+        """Find the variables and constants that the last arguments of a SavedModel's functions have captured."""
+        graph, captures = self.reader.graph, dict[Place, Place]()
+        nodes = {saved.key: name for name, places in self.restored[0].items() for saved in places}
+        for name, values in captured(Objects(graph.objects), nodes).items() if graph.objects else ():
+            arguments = graph.functions[name].inputs if name in graph.functions else ()
+            if len(values) <= len(arguments):
+                places = zip(arguments[len(arguments) - len(values) :], values, strict=True)
+                captures |= {Place(name, argument): Place("", node) for argument, node in places if node in graph.nodes}
+        return captures
 
     def _read_source(self, place: Place, depth: int) -> WeightSource:
         node = self.reader.node(place)
@@ -124,27 +130,25 @@ class WeightSources:
         raise UnknownValue(f"the node {node.name!r}, which is a {node.op}")
 
     def _variable(self, node: Node) -> WeightSource:
-        """Make the weight of a variable; a part of a partitioned one may be saved with the whole alone."""
-        name = self._names.get(node.name, node.name)
+        """Make the weight of a variable; one that the checkpoint lacks still shows what its cell is."""
         saved = self._saved(node)
         if saved is not None:
-            return self._read_stored(name, saved, node)
-        shape = node.attrs.get("shape")
-        dtype = str(node.attrs.get("dtype"))
-        if isinstance(shape, tuple) and None not in shape:  # a part of one that is stored whole, perhaps
+            return self._read_stored(node.name, saved)
+        shape, dtype = node.attrs.get("shape"), str(node.attrs.get("dtype"))
+        if not isinstance(shape, tuple) or None in shape:
+            raise UnknownValue(f"the variable {node.name!r}, which is not in the checkpoint")
 
-            def read(suffix: str) -> Array:
-                raise KeyError(node.name)
+        def read(suffix: str) -> Array:
+            raise KeyError(node.name)
 
-            return WeightSource(name, shape, dtype, read, (f"?{node.name}",))
-        raise UnknownValue(f"the variable {node.name!r}, which is not in the checkpoint")
+        return WeightSource(node.name, shape, dtype, read, (f"?{node.name}",))
 
     def _saved(self, node: Node) -> SavedTensor | None:
         """Return the saved tensor of a variable: by its Saver, by its own name, or by another Saver."""
         if self.variables is None:
             return None
         own, other_savers = self.restored
-        objects = self.variables.objects is not None and own  # whose names need not be those of nodes
+        objects = self.variables.has_objects and own  # whose names need not be those of nodes
         shared = node.attrs.get("shared_name") if node.op == "VarHandleOp" else None
         named = [] if objects else [SavedTensor(name) for name in (node.name, shared) if isinstance(name, str)]
         for places in (own.get(node.name, {}), dict.fromkeys(named[:1]), dict.fromkeys(named[1:]),
@@ -157,22 +161,8 @@ class WeightSources:
                 return saved_tensors[0]
         return None
 
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """The full names of variables, "gru/kernel" for a node "gru/kernel_1", if no other variable has the same."""
-        names: dict[str, str] = {}
-        for name, places in self.restored[0].items():
-            if self.variables is not None and len(places) == 1:
-                full = self.variables.full_names.get(self.variables.name_of(next(iter(places)).key), "")
-                if full and re.fullmatch(r"_\d+", name.removeprefix(full)):
-                    names[name] = full
-        count = Counter(names.values())
-        names = {name: full for name, full in names.items() if count[full] == 1}
-        ambiguous = set(names.values()) & self.reader.bodies[""].keys() - names.keys()
-        return names | {name: f"{name}, the node" for name in ambiguous}
-
-    def _read_stored(self, name: str, saved: SavedTensor, node: Node | None = None) -> WeightSource:
-        """Make the weight of a variable that is in the checkpoint."""
+    def _read_stored(self, name: str, saved: SavedTensor) -> WeightSource:
+        """Make the weight of the variable of a node's name, which is in the checkpoint."""
         assert self.variables is not None
         variables, saved_name, part = self.variables, self.variables.name_of(saved.key), saved.part
         stored = variables.stored[saved_name]
@@ -185,7 +175,7 @@ class WeightSources:
 
         def read(suffix: str) -> Array:
             saved_copy = SavedTensor(saved_name + suffix, part)
-            copy = self.reader.bodies[""].get(node.name + suffix) if suffix and node is not None else None
+            copy = self.reader.bodies[""].get(name + suffix) if suffix else None
             if copy is not None and graph_op(copy).variable:
                 saved_copy = self._saved(copy) or saved_copy
             array = variables[saved_copy.key]
@@ -193,24 +183,22 @@ class WeightSources:
                 array = array[tuple(slice(*axis_range) for axis_range in saved_copy.part)]
             return alike(array, saved_copy.key, stored.dtype, shape)
 
-        return WeightSource(name, shape, stored.dtype, read, (name,), saved)
+        shown_name = name
+        is_number = saved_name.rpartition("/")[2].isdecimal()  # in a list, which says less than the node's name
+        if variables.has_objects and (part is not None or name in variables or not is_number):
+            shown_name = saved_name if part is None else f"{name}, of {saved_name}"
+        return WeightSource(shown_name, shape, stored.dtype, read, (shown_name,))
 
     def _join_parts(self, node: Node, inputs: tuple[Place, ...], depth: int) -> WeightSource:
-        """Make the weight of a ConcatV2, or of the partitioned variable whose parts it concatenates."""
+        """Make the weight of a ConcatV2; parts of a partitioned variable that no Saver restores are read whole."""
         parts = [self.source(place, depth + 1) for place in inputs[:-1]]
         rank = len(parts[0].shape)
         axis = self.reader.constant_integer(inputs[-1])
         if not -rank <= axis < rank or any(len(part.shape) != rank for part in parts):
             raise UnknownValue(f"the node {node.name!r}, which joins arrays along an axis that they do not have")
         axis %= rank
-        shape = list(parts[0].shape)
-        shape[axis] = sum(part.shape[axis] for part in parts)
-        if any((*part.shape[:axis], 0, *part.shape[axis + 1 :]) != (*shape[:axis], 0, *shape[axis + 1 :])
-               for part in parts) or len({part.dtype for part in parts}) != 1:  # fmt: skip
+        if len({(*part.shape[:axis], *part.shape[axis + 1 :], part.dtype) for part in parts}) > 1:
             raise UnknownValue(f"the node {node.name!r}, which joins arrays that do not fit together")
-        whole = self._whole_variable(parts, axis)
-        if whole is not None and whole.shape != tuple(shape):
-            raise UnknownValue(f"the variable {whole.name!r} of shape {whole.shape}, whose parts make {tuple(shape)}")
         leaves: dict[str, None] = {}
         for part in parts:
             for leaf in part.leaves:
@@ -218,38 +206,19 @@ class WeightSources:
                 if leaf in leaves or len(leaves) > _MOST_PARTS:
                     raise UnknownValue(f"the node {node.name!r}, which joins a variable with itself")
                 leaves[leaf] = None
-        few = len(parts) < 8
-        name = " + ".join(part.name for part in parts) if few else f"the {len(parts)} parts of {node.name}"
+        shape = (*parts[0].shape[:axis], sum(part.shape[axis] for part in parts), *parts[0].shape[axis + 1 :])
+        name = " + ".join(part.name for part in parts) if len(parts) < 8 else f"the {len(parts)} parts of {node.name}"
+        whole = parts[0].name.removesuffix("/part_0")
+        is_variable = all(part.name == f"{whole}/part_{k}" for k, part in enumerate(parts))
+        if is_variable and self.variables is not None and parts[0].name not in self.variables:
+            name, missing = whole, all(leaf[0] == "?" for leaf in leaves)
+            if missing and whole in self.variables and self._read_stored(whole, SavedTensor(whole)).shape == shape:
+                return self._read_stored(whole, SavedTensor(whole))
 
         def read(suffix: str) -> Array:
-            if whole is not None:
-                try:
-                    return whole.read(suffix)
-                except KeyError:  # there may be moving averages of the parts
-                    pass
             return np.concatenate([part.read(suffix) for part in parts], axis)
 
-        if whole is not None:
-            return whole._replace(read=read)
-        return WeightSource(name, tuple(shape), parts[0].dtype, read, tuple(leaves))
-
-    def _whole_variable(self, parts: list[WeightSource], axis: int) -> WeightSource | None:
-        """Return the partitioned variable that parts make together, one behind the other; None if there is none."""
-        stem = parts[0].name.removesuffix("/part_0")
-        named = all(part.name == f"{stem}/part_{k}" for k, part in enumerate(parts))
-        first = parts[0].saved
-        if self.variables is None or (first is None and not (named and stem in self.variables)):
-            return None
-        if first is None:
-            return self._read_stored(stem, SavedTensor(stem))
-        end = 0
-        for part in parts:
-            start = part.saved.part[axis][0] if part.saved and part.saved.part else 0
-            if part.saved is None or part.saved.key != first.key or start != end:
-                return None
-            end += part.shape[axis]
-        variable = self._read_stored(stem if named else self.variables.name_of(first.key), SavedTensor(first.key))
-        return variable if variable.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
+        return WeightSource(name, shape, parts[0].dtype, read, tuple(leaves))
 
     def _convert(self, node: Node, place: Place, depth: int) -> WeightSource:
         unconverted, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
@@ -263,29 +232,15 @@ class WeightSources:
 
 
 def _leaf(node: Node, stored: Stored) -> WeightSource:
-    name, size = node.name, math.prod(stored.shape)
-
     def read(suffix: str) -> Array:
         if suffix:
-            raise KeyError(f"{name}{suffix}")
-        array = stored.read()
-        if size > _MOST_REPEATED and not any(array.strides):
-            raise node.error(f"a weight is one number, {size} times", "expected trained weights")
-        return array
+            raise KeyError(f"{node.name}{suffix}")
+        return stored.read()
 
-    return WeightSource(name, tuple(stored.shape), stored.dtype, read, (name,))
+    return WeightSource(node.name, tuple(stored.shape), stored.dtype, read, (node.name,))
 
 
 # ------------------------------------------------------------------------------------------------- names in checkpoints
-def trace_weights(graph: Graph, variables: Variables | None) -> WeightSources:
-    """Return a graph's weights, by the names of variables in the checkpoint; a frozen graph has no `variables`."""
-    reader = GraphReader(graph)
-    sources = WeightSources(reader, variables)
-    sources.restored = _find_restored(reader)
-    reader.captures = _find_captures(sources)
-    return sources
-
-
 def _find_restored(reader: GraphReader) -> tuple[SavedNames, SavedNames]:
     """Find the saved tensors of variables: by the Saver that the file names, and by other Savers."""
     own: SavedNames = {}
@@ -351,19 +306,3 @@ def _is_own(reader: GraphReader, body: str, node: Node) -> bool:
         return any(caller.node.name == name for caller in reader.callers.get(body, ()))
     scope = name.rpartition("/")[0]
     return bool(scope) and node.name.startswith(f"{scope}/")
-
-
-def _find_captures(sources: WeightSources) -> dict[str, list[Place | None]]:
-    """Find the last arguments of a SavedModel's functions, whoever calls them; None if one is not known."""
-    variables, graph = sources.variables, sources.reader.graph
-    if graph.objects is None or variables is None or variables.objects is None:
-        return {}
-    nodes: dict[str, Place | None] = {}
-    for name, places in sources.restored[0].items():
-        for saved in places:
-            nodes.setdefault(saved.key, Place("", name))
-    captures: dict[str, list[Place | None]] = {}
-    for function, inputs in captured(Objects(graph.objects), variables.objects).items():
-        if function in graph.functions and len(inputs) <= len(graph.functions[function].inputs):
-            captures[function] = [Place("", node) if node in graph.nodes else nodes.get(key) for key, node in inputs]
-    return captures
