@@ -254,12 +254,26 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
     return step_mask
 
 
-cdef copy_reset_rows(rows, reset):
+cdef ndarray copy_reset_rows(ndarray rows, ndarray reset):
     """Return a copy of `rows` [T,B,n], or of the first ones of more steps, that has values only where `reset` [T,B] is
     true, and zeros elsewhere."""
-    copy = numpy.zeros(reset.shape + rows.shape[2:], rows.dtype)
-    copy[reset] = rows[: len(reset)][reset]
+    cdef Py_ssize_t t, b, T = PyArray_DIMS(reset)[0], B = PyArray_DIMS(reset)[1]
+    cdef Py_ssize_t size = PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows)
+    cdef ndarray copy = numpy.zeros((T, B, PyArray_DIMS(rows)[2]), rows.dtype)
+    for t in range(T):  # numpy's own indexing by masks loses the error of an allocation that fails
+        for b in range(B):
+            if PyArray_BYTES(reset)[t * B + b]:
+                memcpy(PyArray_BYTES(copy) + (t * B + b) * size,
+                       PyArray_BYTES(rows) + t * PyArray_STRIDES(rows)[0] + b * PyArray_STRIDES(rows)[1], size)
     return copy
+
+
+cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
+    """Set the first step of `rows` [T,B,n] to zero in the batch rows whose length is 0."""
+    cdef Py_ssize_t b, size = PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows)
+    for b in range(PyArray_DIMS(rows)[1]):
+        if (<const int64_t *> PyArray_BYTES(lengths))[b] == 0:
+            memset(PyArray_BYTES(rows) + b * PyArray_STRIDES(rows)[1], 0, size)
 
 
 CellTape = namedtuple("CellTape", "weights x state reset_state saved h step_mask reverse")
@@ -532,7 +546,7 @@ cdef class Runner:
             if is_users_x and (context.training or has_empty):
                 x = PyArray_NewCopy(x, NPY_CORDER)
             if has_empty:
-                x[0, context.lengths == 0] = 0
+                clear_first_step(x, context.lengths)
                 context.head_lengths = numpy.maximum(context.lengths, 1)
         y = None
         if context.training:  # the caller's; a tape has its own
@@ -589,7 +603,7 @@ cdef class Runner:
                 d_x = d_x[:step_count]
             _, d_initial, grads = self.backward_sublayer(tape.content, d_y, d_last, d_reset_state, d_x)
             if not self.over_time and tape.lengths is not None:
-                d_x[0, tape.lengths == 0] = 0  # of rows without steps, for which the head has read one
+                clear_first_step(d_x, tape.lengths)  # of rows without steps, for which the head has read one
         return result, d_initial, grads
 
 

@@ -7,7 +7,7 @@ import pytest
 from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
-    "pyx": 11885,
+    "pyx": 11900,
     "blockcell": 12265,
     "blockcell/convert": 6580,
     "blockcell/tensorflow": 8330,
