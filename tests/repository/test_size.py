@@ -8,11 +8,11 @@ from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 11900,
-    "blockcell": 12265,
+    "blockcell": 12260,
     "blockcell/convert": 6580,
     "blockcell/tensorflow": 8330,
     "onnx_export": 5500,
-    "tests": 42850,
+    "tests": 42810,
     "tools": 3735,
     "benchmarks": 3790,
     "examples": 2870,
