@@ -46,8 +46,9 @@ def replace(model: keras.Layer, *, min_units: int | None = None) -> Report:
     -------
     Report
         The dicts `changed` and `left`, by names of layers: what was replaced, and what was left and why. Layers stay
-        that are small, not built, on a GPU, of classes derived from Keras', with recurrent dropout, with activations
-        that blockcell lacks, or in other dtypes than float32 and float64; and RNNs of cells.
+        that are small, not built, on a GPU, of classes derived from Keras', with recurrent dropout, unrolled backwards
+        or in a `Bidirectional`, with activations that blockcell lacks, or in other dtypes than float32 and float64; and
+        RNNs of cells.
 
     Raises
     ------
@@ -194,6 +195,8 @@ def _reason(layer: Any, backend: Any, min_units: int) -> str | None:
         return f"recurrent_dropout is {cell.recurrent_dropout}"
     if cell.dropout and getattr(cell, "implementation", 2) == 1:
         return "implementation is 1, which draws a dropout mask for each gate"
+    if layer.unroll and (layer.go_backwards or layer.zero_output_for_mask):
+        return "it is unrolled backwards or in a Bidirectional, where Keras' outputs at masked steps are others"
     if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in ("float32", "float64"):
         return f"its dtype policy is {layer.dtype_policy.name}; expected float32 or float64"
     options = _read_options(layer)

@@ -97,6 +97,7 @@ class Derived(keras.layers.LSTM):
     [
         (lambda: Derived(3), "its class is Derived, which may compute something else than LSTM, GRU"),
         (lambda: keras.layers.LSTM(3, recurrent_dropout=0.1), "recurrent_dropout is 0.1"),
+        (lambda: keras.layers.GRU(3, go_backwards=True, unroll=True), "it is unrolled backwards or in a Bidirec"),
         (lambda: keras.layers.GRU(3, activation="gelu"), "its activation, gelu, is none of blockcell's"),
         (lambda: keras.layers.LSTM(3, dtype="mixed_bfloat16"), "its dtype policy is mixed_bfloat16; expected float"),
         (lambda: keras.layers.RNN(keras.layers.GRUCell(3)), "its class is RNN, which may compute something else"),
