@@ -45,7 +45,7 @@ def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> 
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise NotImplementedError(
+    raise ValueError(
         "blockcell.keras: a gradient of a gradient is not computed; call blockcell.keras.restore(model) before"
     )
 
