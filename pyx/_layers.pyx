@@ -828,6 +828,7 @@ cdef class DenseRunner(LeafRunner):
             x, T, y = rows, 1, None if y is None else y[None]
         rows = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if PyArray_SIZE(rows):
+            clear_pass(&a)
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.inputs[X], a.outputs[OUT_H] = PyArray_BYTES(x), PyArray_BYTES(rows)
             set_layout(&a.x_layout, x)
@@ -852,6 +853,7 @@ cdef class DenseRunner(LeafRunner):
             d_y = d_y[None]
         x_grad = self.new_rows(T, B, self.input_size) if d_x is None or last_steps is not None else d_x
         if PyArray_SIZE(y):
+            clear_pass(&a)
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.inputs[X], a.inputs[OUT_H], a.inputs[H_GRAD] = PyArray_BYTES(x), PyArray_BYTES(y), PyArray_BYTES(d_y)
             a.grads[X] = PyArray_BYTES(x_grad)

@@ -60,7 +60,7 @@ from schedule.team cimport Team, barrier, group_barrier, join_team, measured_cos
 from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
 
 cdef enum:  # as in blockcell/optable.py
-    NONE, SIGMOID, TANH, RELU, SOFTMAX
+    DENSE_NONE, DENSE_SIGMOID, DENSE_TANH, DENSE_RELU, DENSE_SOFTMAX
 
 cdef enum:
     CHUNK = 96  # rows that stay in cache while they are multiplied with one panel of w after the other
@@ -70,13 +70,13 @@ cdef enum:
 cdef inline noinline_void activate(real *restrict z, int activation) noexcept nogil:
     """Turn a line of z into y, for any activation but softmax."""
     cdef Py_ssize_t l
-    if activation == SIGMOID:
+    if activation == DENSE_SIGMOID:
         for l in range(L):
             z[l] = sigmoid(z[l])
-    elif activation == TANH:
+    elif activation == DENSE_TANH:
         for l in range(L):
             z[l] = tanh(z[l])
-    elif activation == RELU:
+    elif activation == DENSE_RELU:
         for l in range(L):
             z[l] = 0 if z[l] < 0 else z[l]  # NaN stays
 
@@ -85,13 +85,13 @@ cdef inline noinline_void activation_grad(const real *restrict y, real *restrict
     """Turn a line of d_y into d_z, for any activation but softmax."""
     cdef Py_ssize_t l
     cdef real one = 1  # a literal 1 would make all of it double
-    if activation == SIGMOID:
+    if activation == DENSE_SIGMOID:
         for l in range(L):
             d[l] = d[l] * y[l] * (one - y[l])
-    elif activation == TANH:
+    elif activation == DENSE_TANH:
         for l in range(L):
             d[l] = d[l] * (one - y[l] * y[l])
-    elif activation == RELU:
+    elif activation == DENSE_RELU:
         for l in range(L):
             d[l] = d[l] if y[l] > 0 else 0  # 0 where y is NaN
 
@@ -256,11 +256,11 @@ cdef inline void activate_panel(
             unit = (j * p.w.unit_lines + u) * L
             for l in range(L):
                 line[l] = z[(q * LINES + u) * L + l]
-            if p.activation == SOFTMAX:
+            if p.activation == DENSE_SOFTMAX:
                 for l in range(L):
                     z_rows[q * p.Os + unit + l] = line[l]
                 continue
-            if p.activation != NONE:
+            if p.activation != DENSE_NONE:
                 activate(line, p.activation)
             store_line(at(p.y, place_of(&p.y_layout, p.B, numbers[q]) + unit), line, p.O - unit)
 
@@ -366,7 +366,7 @@ cdef inline void compute_y(const DenseForward *p, Py_ssize_t part) noexcept nogi
         if n > 0:
             multiply_rows(p, x, p.Is if gathers else p.x_layout.row, share.z_rows + count * p.Os,
                           share.numbers + 1 + count, n, share.j0, share.j1)
-        if p.activation == SOFTMAX and by_chunks:
+        if p.activation == DENSE_SOFTMAX and by_chunks:
             softmax_rows(p, share.z_rows, share.numbers + 1, n)
         count += n
         r += step
@@ -393,7 +393,7 @@ cdef inline long long forward(const DenseForward *p) noexcept nogil:
         join_team(&team)
         for part in prange(p.grid.first, p.grid.end, schedule="static"):
             compute_y(p, part)
-        if p.activation == SOFTMAX and p.grid.members > 1:
+        if p.activation == DENSE_SOFTMAX and p.grid.members > 1:
             group_barrier(&team)
             for part in prange(p.grid.first, p.grid.end, schedule="static"):
                 softmax_part(p, part)
@@ -515,10 +515,10 @@ cdef inline void z_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t par
             continue
         d = p.scratch + p.start[D] + (t * p.B + slot_of_row(&p.steps, row)) * p.Ns
         load_row(d, at(y_grad, place_of(&p.a.y_grad_layout, p.B, r)), p.O)
-        if p.activation == NONE:
+        if p.activation == DENSE_NONE:
             continue
         load_row(y_row, at(y, r * p.O), p.O)
-        if p.activation == SOFTMAX:
+        if p.activation == DENSE_SOFTMAX:
             softmax_grad(y_row, d, lines)
             continue
         for j in range(lines):

@@ -4,6 +4,7 @@ A loop over the rows stores dicfo and cs_prev_grad where the caller wants them. 
 both from scratch memory, were slower.
 """
 from cython.parallel cimport parallel, prange
+from libc.string cimport memset
 
 from cells.activations cimport default_activations
 from cells.lstm cimport PEEP_LINES, load_peepholes, lstm_grad_line, store_peephole_grads
@@ -92,17 +93,16 @@ cdef inline tuple plan_dicfo(const Cell *c, tuple sizes, int threads):
     cdef Backward p
     cdef Region[BACKWARD_REGIONS] regions
     cdef Py_ssize_t B, H
-    cdef int i
     _, B, _, H = sizes
+    memset(&p, 0, sizeof(p))  # most of a Backward means nothing here
+    memset(regions, 0, sizeof(regions))
     p.c = c[0]
     p.steps = steps_of(1, B)
-    p.B, p.I, p.H = B, 0, H
+    p.B, p.H = B, H
     p.cs_layout = p.d_y_layout = contiguous_layout(B, H)
     p.J = lines_in(H)
     p.N[0] = p.Ns = 4 * H
     p.grid = grid_of(1 if B * H < CELL_GRAD_UNITS else min(threads, B), 1)
-    for i in range(BACKWARD_REGIONS):
-        regions[i] = region("", 0, 0, 0)
     regions[PEEPHOLES] = region("peepholes", p.grid.groups * p.J, PEEP_LINES * L, 0)
     regions[D] = region("d", B, p.Ns, 0)
     p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)

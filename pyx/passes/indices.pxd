@@ -19,12 +19,12 @@ cdef enum:  # outputs of the forward pass, and inputs of the backward pass
     OUT_C
     OUT_HC  # of the GRU that resets after the product: the candidate's product with h
 
-cdef enum:  # inputs
+cdef enum:  # inputs; of a GRU's two matrices and biases, and of states, the second stands behind the first
     X = STEP_OUTPUTS
     H_PREV, CS_PREV
     W, W_C  # the LSTM and the RNN have one matrix of weights, the GRUs have two
-    W_H, W_C_H  # w_h of each, where it is an array of its own, as in PyTorch
-    BIAS, BIAS_C, BIAS_HC
+    W_H, W_C_H  # MATRICES behind these: w_h of each, where it is an array of its own, as in PyTorch
+    BIAS, BIAS_C, BIAS_HC  # the last one MATRICES behind the first
     WCI, WCF, WCO
     H_GRAD, CS_GRAD  # of the backward pass, like all that follow
     H_LAST_GRAD, CS_LAST_GRAD  # of a layer: the gradients of the states after the last step

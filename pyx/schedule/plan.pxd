@@ -1,8 +1,8 @@
 """Plans of the passes over cells: how a call is divided into parts, and where everything is in its workspace.
 
 A pass is a struct, `Forward` or `Backward`.  Its plan depends on the cell and on sizes alone, so calls of the same
-sizes share it.  A call copies it, and sets the fields from `inputs` to `scratch` and the layouts of its arrays.
-dense.pxd has the passes of a dense layer.
+sizes share it.  A call copies it, and sets what depends on its arrays, its mask and the threads that are ready
+(`forward_pass`, `backward_pass`).  dense.pxd has the passes of a dense layer.
 
 A call has a part for each thread.  The parts of a group have the same batch rows, and each its own hidden units: its
 own panels of the packed weights.  Parts of different groups do not wait for each other.  In a group each product of a
