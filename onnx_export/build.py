@@ -12,7 +12,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 from blockcell.optable import LETTERS, Tensor, sizes_of
 
 from .cells.body import doc_string, op_function, op_nodes
-from .cells.config import Config, Form, Value, input_tensors, op_config
+from .cells.config import DEFAULT_OPSET, Config, Form, Value, input_tensors, op_config
 from .forms import choose_form
 from .nodes import DOMAIN, make_model, make_node
 
@@ -26,7 +26,7 @@ def build(
     provider: str = "cpu",
     loop: str | None = None,
     functions: bool = True,
-    opset: int = 18,
+    opset: int = DEFAULT_OPSET,
     static: bool = False,
 ) -> ModelProto:
     """Build an op as an ONNX model.

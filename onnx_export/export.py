@@ -1,4 +1,4 @@
-"""`export`: the checks of its arguments, a layer's weights as a model has them, and the writing of the file."""
+"""`export`: a layer as a model. The graph, the weights as a model has them and the file are in ``layers``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
 from .cells import integers
-from .cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_sizes
+from .cells.config import DEFAULT_OPSET, REDUCE_AXES_OPSET, Form, check_dtype, check_sizes
 from .forms import choose_form
 from .layers.layer_graph import LayerGraph
 from .layers.weights import is_int8, stored_weights
@@ -41,7 +41,7 @@ def export(
     state: bool = True,
     sizes: Mapping[str, int | None] | None = None,
     functions: bool = True,
-    opset: int = 18,
+    opset: int = DEFAULT_OPSET,
     static: bool = False,
 ) -> ModelProto:
     """Write a layer as an ONNX model, weights included.

@@ -11,7 +11,7 @@ from blockcell.errors import short
 from blockcell.optable import OPS
 
 from .cells.body import op_function
-from .cells.config import OLDEST_OPSET, Config, Form, Value, input_tensors, op_config
+from .cells.config import DEFAULT_OPSET, OLDEST_OPSET, Config, Form, Value, input_tensors, op_config
 from .nodes import (
     DOMAIN,
     ElementTypes,
@@ -25,7 +25,6 @@ from .nodes import (
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
 WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take the function of one that has its own
-NEW_OPSET = 18  # for a model that has no ONNX operators yet
 _TYPES = {  # of attributes other than float: ONNX has none that are true or false
     "use_peephole": (AttributeProto.INT, "the integer 0 or 1"),
     "activation": (AttributeProto.STRING, "a string"),
@@ -199,8 +198,8 @@ def _opset(model: ModelProto, node: NodeProto) -> int:
     """Return the version of ONNX's operators in the model, which imports them then."""
     versions: list[int] = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions:
-        model.opset_import.append(helper.make_opsetid("", NEW_OPSET))
-        return NEW_OPSET
+        model.opset_import.append(helper.make_opsetid("", DEFAULT_OPSET))
+        return DEFAULT_OPSET
     if versions[0] < OLDEST_OPSET:
         raise ValueError(
             f"{_label(node)} is in a model of opset {versions[0]}; expected {OLDEST_OPSET} or newer, which converters "

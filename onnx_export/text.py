@@ -1,6 +1,6 @@
 """Graph text: ONNX's own textual syntax, one op per line, with two additions.
 
-A word left of the bar is a condition, one of `Config.conditions`: the line counts only if it holds.
+A word left of the bar is a condition, in cells one of `Config.conditions`: the line counts only if it holds.
 
 ==========  ============================================================================================
 cell        one step alone
@@ -48,7 +48,7 @@ CONDITIONS = (
     *("bias_f", "clip", "proj", "no_proj", "p_clip", "cs_grad", "sigmoid", "generic", "float16", "float32", "float64"),
     *("masked", "full", "eps", "no_eps"),  # of losses and optimizers
 )
-WORDS = ("Activation", "ActivationSlope", "Recurrent", "RecurrentSlope", "Live")  # in place of operators
+STAND_INS = ("Activation", "ActivationSlope", "Recurrent", "RecurrentSlope", "Live")  # in place of operators
 BRACKETS = re.compile(r"\[([a-z]\w*(?:, [a-z]\w*){3})\]")
 
 
@@ -107,8 +107,8 @@ class TextParser:
         op_type, holds = match["op"].split()[0], not match[1] or match[1] in self.conditions
         if match[1]:
             _check_name("condition", match[1], CONDITIONS)
-        if op_type not in WORDS and not defs.has(op_type):
-            _check_name("operator", op_type, [*WORDS, *(schema.name for schema in defs.get_all_schemas())])
+        if op_type not in STAND_INS and not defs.has(op_type):
+            _check_name("operator", op_type, [*STAND_INS, *(schema.name for schema in defs.get_all_schemas())])
         for name in inputs:
             _check_name("name", name, self.known)
         self.known.update(outputs)

@@ -22,6 +22,7 @@ from . import gru, gru_reset_after, lstm, rnn
 LOOPS = ("scan", "unroll", "native", "loop")
 NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
 OLDEST_OPSET = 15  # functions; Shape with a start
+DEFAULT_OPSET = 18
 REDUCE_AXES_OPSET = 18  # ReduceMax with axes as an input
 
 Value = float | bool | Activation
@@ -32,7 +33,7 @@ class Form:
     """How a graph is written; `build` explains ``loop``, ``opset`` and ``static``."""
 
     loop: str = "scan"
-    opset: int = 18
+    opset: int = DEFAULT_OPSET
     static: bool = False
     inlined: bool = False
     """Whether the model has the nodes of its functions in their place."""

@@ -1,4 +1,4 @@
-"""The graph of a layer: the functions of `build` are the cells, and `LayerGraph` connects them."""
+"""The graph of a layer: `op_function` gives the cells, and `LayerGraph` connects them."""
 
 from __future__ import annotations
 

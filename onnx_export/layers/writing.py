@@ -1,4 +1,4 @@
-"""What `export` and `training_step` do before and after a graph: checks of arguments, and the file."""
+"""What `export`, `training_step` and `TrainingSession` do before and after a graph: checks, and the file."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from blockcell.layers.structure import ends_in_softmax
 from blockcell.loss import LOSSES, Loss
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_sizes, read_number
+from ..cells.config import DEFAULT_OPSET, REDUCE_AXES_OPSET, Form, check_dtype, check_sizes, read_number
 from ..forms import choose_form
 from ..layers.layer_graph import LayerGraph
 from ..layers.signature import step_signature
@@ -51,7 +51,7 @@ def training_step(
     state: bool = False,
     sizes: Mapping[str, int | None] | None = None,
     functions: bool = True,
-    opset: int = 18,
+    opset: int = DEFAULT_OPSET,
     static: bool = False,
     **settings: float,
 ) -> ModelProto:
