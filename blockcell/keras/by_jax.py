@@ -47,8 +47,3 @@ _compute.defvjp(_forward, _backward)
 
 def _result_shapes(computation: Computation, inputs: Sequence[Any]) -> list[Any]:
     return [jax.ShapeDtypeStruct(shape, inputs[0].dtype) for shape in computation.result_shapes(inputs)]
-
-
-def device(weight: Any) -> str:
-    """Return where Keras computes: "cpu", or another place."""
-    return str(jax.default_backend())

@@ -11,8 +11,3 @@ from .computation import Computation
 def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> list[Any]:
     """Return y and the last states."""
     return computation.forward(inputs, False)[0]
-
-
-def device(weight: Any) -> str:
-    """Return where Keras computes."""
-    return "cpu"

@@ -48,8 +48,3 @@ def _refuse(*_: Any) -> NoReturn:
     raise ValueError(
         "blockcell.keras: a gradient of a gradient is not computed; call blockcell.keras.restore(model) before"
     )
-
-
-def device(weight: Any) -> str:
-    """Return where Keras computes: "cpu", or another place."""
-    return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"

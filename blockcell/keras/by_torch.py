@@ -30,8 +30,3 @@ def compute(computation: Computation, inputs: Sequence[Any], training: bool) -> 
     if inputs[0].device.type == "meta":  # Keras asks for the shapes alone, before it trains
         return [inputs[0].new_empty(shape) for shape in computation.result_shapes(inputs)]
     return [*_Compute.apply(computation, torch.is_grad_enabled(), *inputs)]
-
-
-def device(weight: Any) -> str:
-    """Return where Keras computes: "cpu", or another place."""
-    return str(weight.device.type)
