@@ -103,7 +103,7 @@ MUTANTS = by_name(
             "gru r and u in the gradient": swap(
                 "inputs[OUT_R], saved_line, width)", "inputs[OUT_U], saved_line, width)"
             ),
-            "activations: of c for that of u in a GRU": {"grad(cell, u,": "grad(cell, c,"},
+            "activations: of c for that of u in a GRU": {"gate_grad(cell, u,": "gate_grad(cell, c,"},
         },
         "product/panels.pxd": {
             "gates that share lines are taken apart wrongly": {"row[gate * width + l] if": "row[gate * L + l] if"},
