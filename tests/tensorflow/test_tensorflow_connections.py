@@ -168,6 +168,20 @@ def test_nodes_that_are_not_known(tmp_path):
         assert isinstance(cells.layer(check=False), Bidirectional)
 
 
+def test_weights_that_are_not_numbers(tmp_path):
+    """The layer has them, too, so that its cells can be told apart."""
+    not_numbers = [real("b/w", np.full((2 * H, 4 * H), np.nan, np.float32)), real("b/b", np.zeros(4 * H, np.float32))]
+    cells = write(tmp_path, *consts("a"), *not_numbers, block("a", "x"), block("b", A)).cells
+    assert isinstance(cells.layer(), Stack)
+
+
+def test_a_sum_of_three(tmp_path):
+    """TensorFlow refuses it, and numpy would write into the third array."""
+    nodes = [*OF_BOTH, node("l", "AddV2", [A, "back", "back"]), beside("y", "l", "back")]
+    with pytest.warns(UserWarning, match="not understood: the node 'l', which is a AddV2 of 3 inputs"):
+        write(tmp_path, *consts("a", "b"), *LAST, *nodes).cells.layer()
+
+
 def in_loop_beside(name):
     """Return a loop of two cells that gives the sum of their outputs."""
     sum_of_both = {"sum": ("AddV2", "a_cell:6", "b_cell:6"), "y_t": ("Identity", "sum")}
