@@ -406,15 +406,6 @@ def test_too_many_inputs_and_attributes(tmp_path, monkeypatch):
     assert nodes["a"].attrs == {} and nodes["b"].inputs == ()
 
 
-def test_functions_in_attributes_nest_without_recursion(tmp_path):
-    """Such an attribute is a name; its own attributes are not read."""
-    inner = field(10, field(1, "f"))
-    for _ in range(5000):
-        inner = field(10, field(1, "f") + field(2, field(1, "g") + field(2, inner)))
-    (tmp_path / "a.pb").write_bytes(graph(node("n", "Op", g=inner)))
-    assert opened(tmp_path / "a.pb").graphs[0].nodes["n"].attrs["g"].name == "f"
-
-
 UNTYPED = node("k", "ImmutableConst", memory_region_name=field(2, "memmapped_package://."))
 REGION = field(1, field(1, 0) + field(2, "memmapped_package://k"))
 
