@@ -43,14 +43,11 @@ class Shards:
 
     def __getitem__(self, k: int) -> File:
         if k not in self._files:
-            try:
-                self._files[k] = self._folder.file(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
-            except FileNotFoundError:
-                data_files = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
-                if data_files and not any(data_file.endswith(f"-of-{self._count:05}") for data_file in data_files):
-                    mismatch = f"{self._prefix}.index is for {self._count} data files, but there is {data_files[0]}"
-                    raise FormatError(f"{mismatch}; copy all files of one checkpoint") from None
-                raise
+            files = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
+            if files and not any(name.endswith(f"-of-{self._count:05}") for name in files):
+                mismatch = f"{self._prefix}.index is for {self._count} data files, but there is {files[0]}"
+                raise FormatError(f"{mismatch}; copy all files of one checkpoint")
+            self._files[k] = self._folder.file(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
         return self._files[k]
 
 

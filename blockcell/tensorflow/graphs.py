@@ -31,11 +31,6 @@ class Called(NamedTuple):
     """A function that an attribute names."""
 
     name: str
-    message: Message
-
-    @property
-    def attrs(self) -> dict[str, Any]:
-        return _attrs(self.message, schema.CALLED.attr)
 
 
 class Node:
@@ -61,7 +56,11 @@ class Node:
         Numbers, bools and texts are Python's, dtypes TensorFlow's names such as ``"float32"``, shapes tuples with None
         for an unknown size, or None, tensors `Tensor`, functions `Called`, lists are lists of these.
         """
-        return _attrs(self._message, NODE.attr)
+        attributes: dict[str, Any] = {}
+        for entry in _few(self._message, NODE.attr):
+            value = entry.last(ATTRIBUTE.value)
+            attributes[entry.last_texts(ATTRIBUTE.key)[0]] = _value(value) if value else None
+        return attributes
 
     def error(self, problem: str, *mend: str) -> FormatError:
         """Make the error to raise for something wrong with the node."""
@@ -143,14 +142,14 @@ class Graph:
             if not isinstance(attrs.get("value"), Tensor):
                 raise node.error("a Const has no value")
             return cast(Tensor, attrs["value"])
-        region, dtype = self._regions.get(str(attrs.get("memory_region_name"))), dtype_named(attrs.get("dtype"))
-        shape = attrs.get("shape")
+        region = self._regions.get(str(attrs.get("memory_region_name")))
+        dtype, shape = attrs.get("dtype"), attrs.get("shape")
         if region is None:
             mend = "open the .pbmm file that it is in"
             raise node.error(f"the memory region {attrs.get('memory_region_name')!r} is not in this file", mend)
-        if dtype is None or not isinstance(shape, tuple) or None in shape:
-            raise node.error(f"an ImmutableConst has dtype {attrs.get('dtype')!r} and shape {shape!r}")
-        return Region(region, dtype, shape)
+        if not isinstance(dtype, str) or not isinstance(shape, tuple) or None in shape:
+            raise node.error(f"an ImmutableConst has dtype {dtype!r} and shape {shape!r}")
+        return Region(region, dtype_named(dtype), shape)
 
     def __repr__(self) -> str:
         tags = f" {', '.join(self.tags)}:" if self.tags else ""
@@ -261,14 +260,6 @@ def _few(message: Message, number: int) -> Iterator[Message]:
     return message.inside(number, MOST_ITEMS, "inputs or such of a node or function")
 
 
-def _attrs(message: Message, number: int) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    for entry in _few(message, number):
-        value = entry.last(ATTRIBUTE.value)
-        attributes[entry.last_texts(ATTRIBUTE.key)[0]] = _value(value) if value else None
-    return attributes
-
-
 _INTEGERS: dict[int, Callable[[int], Any]] = {
     LIST.i: int, LIST.b: bool, LIST.type: lambda number: dtype_of(number).name
 }  # fmt: skip
@@ -305,7 +296,7 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
         case LIST.tensor, wire.BYTES:
             return Tensor(value)
         case LIST.func, wire.BYTES:
-            return Called(value.last_texts(schema.CALLED.name)[0], value)
+            return Called(value.last_texts(schema.CALLED.name)[0])
     return None
 
 

@@ -15,13 +15,8 @@ class MessageFields:
     """The fields of a message: an attribute for the number of each."""
 
     def __init__(self, **fields: tuple[int, str | MessageFields]) -> None:
-        self.fields: dict[str, tuple[int, str | MessageFields]] = {}
+        self.fields = fields
         """The number of each field, and its type or message."""
-        self.add(**fields)
-
-    def add(self, **fields: tuple[int, str | MessageFields]) -> None:
-        """Add fields by their names."""
-        self.fields |= fields
         for name, (number, _) in fields.items():
             setattr(self, name, number)
 
@@ -38,14 +33,13 @@ TENSOR = MessageFields(
     int_val=(7, INTEGER), string_val=(8, TEXT), int64_val=(10, INTEGER), bool_val=(11, INTEGER), half_val=(13, INTEGER),
     uint32_val=(16, INTEGER), uint64_val=(17, INTEGER),
 )  # fmt: skip
+CALLED = MessageFields(name=(1, TEXT))
 LIST = MessageFields(
-    s=(2, TEXT), i=(3, INTEGER), f=(4, FLOAT), b=(5, INTEGER), type=(6, INTEGER), shape=(7, SHAPE), tensor=(8, TENSOR)
-)
-VALUE = MessageFields(list=(1, LIST), **LIST.fields)
+    s=(2, TEXT), i=(3, INTEGER), f=(4, FLOAT), b=(5, INTEGER), type=(6, INTEGER), shape=(7, SHAPE), tensor=(8, TENSOR),
+    func=(9, CALLED),
+)  # fmt: skip
+VALUE = MessageFields(**LIST.fields | {"list": (1, LIST), "func": (10, CALLED)})
 ATTRIBUTE = MessageFields(key=(1, TEXT), value=(2, VALUE))
-CALLED = MessageFields(name=(1, TEXT), attr=(2, ATTRIBUTE))
-LIST.add(func=(9, CALLED))  # whose attributes have lists and values
-VALUE.add(func=(10, CALLED))
 
 # ------------------------------------------------------------------------------------------------------------ graphs
 NODE = MessageFields(name=(1, TEXT), op=(2, TEXT), input=(3, TEXT), attr=(5, ATTRIBUTE))

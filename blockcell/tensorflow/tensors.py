@@ -40,12 +40,13 @@ _FIELDS = {
 }
 
 
-def _dtype(name: str) -> Dtype:
+def dtype_named(name: str) -> Dtype:
+    """Return the type with a name, which is not read if it is none of TensorFlow's."""
     stored = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<") if name in _FIELDS else None
     return Dtype(name, stored, _FIELDS.get(name, 0))
 
 
-DTYPES = {number: _dtype(name) for number, name in enumerate(_NAMES, 1)}
+DTYPES = {number: dtype_named(name) for number, name in enumerate(_NAMES, 1)}
 TEXT = 7
 _REFERENCE = 100  # added for a reference to such a tensor
 
@@ -54,11 +55,6 @@ def dtype_of(number: int) -> Dtype:
     """Return the type with a number."""
     dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     return dtype or Dtype(f"type {number}")
-
-
-def dtype_named(name: Any) -> Dtype | None:
-    """Return the type with a name; None if there is none."""
-    return next((dtype for dtype in DTYPES.values() if dtype.name == name), None)
 
 
 def check_size(size: int, room: int, message: Message) -> None:
@@ -121,18 +117,13 @@ def full_shape(message: Message | None, dtype: Dtype, file: File) -> tuple[int, 
     return sizes
 
 
-def from_bfloat16(bits: Array) -> Array:
-    """Return the float32 numbers whose upper 16 bits these are."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
 def values_of(data: memoryview | bytes, dtype: Dtype) -> Array:
     """Return the numbers in bytes, as an array that cannot be changed."""
     assert dtype.stored is not None
     stored: Array = np.frombuffer(data, np.uint8 if dtype.name == "bool" else dtype.stored)
     if dtype.name == "bool":
         return stored.view(bool) if stored.max(initial=0) <= 1 else stored != 0
-    return from_bfloat16(stored) if dtype.name == "bfloat16" else stored
+    return (stored.astype(np.uint32) << 16).view(np.float32) if dtype.name == "bfloat16" else stored
 
 
 class Tensor(Stored):
@@ -172,12 +163,10 @@ class Tensor(Stored):
         return [field.text() for field in self._message.inside(TENSOR.string_val, MOST_TEXTS, "texts in a tensor")]
 
     def _numbers(self) -> Array:
-        """Read the numbers in the field of the dtype."""
+        """Read the numbers in the field of the dtype; those of 16 bits and whole ones are varints of their bits."""
         message, dtype = self._message, self._dtype
         assert dtype.stored is not None
+        size = dtype.stored.itemsize
         if dtype.name in ("float32", "float64"):
-            return values_of(message.numbers(dtype.field, dtype.stored.itemsize), dtype)
-        if dtype.name in ("float16", "bfloat16"):
-            bits = message.integers(dtype.field, np.dtype(np.uint16))
-            return from_bfloat16(bits) if dtype.name == "bfloat16" else bits.view(np.float16)
-        return message.integers(dtype.field, dtype.stored)
+            return values_of(message.numbers(dtype.field, size), dtype)
+        return values_of(message.integers(dtype.field, np.dtype(f"<u{size}")).data, dtype)

@@ -104,11 +104,12 @@ class Message:
                 self.limit(count, most, subject)
                 yield Message(self.file, start, end)
 
-    def last(self, number: int) -> Message | None:
-        """Return the message in the last field of a number; None if there is none."""
+    def last(self, number: int, kind: int = BYTES) -> Message | None:
+        """Return the bytes of the last field of a number and a kind; None if there is none."""
         message = None
-        for message in self.inside(number):  # noqa: B007
-            pass
+        for field_number, its_kind, start, end in self.fields():
+            if field_number == number and its_kind == kind:
+                message = Message(self.file, start, end)
         return message
 
     def last_texts(self, *numbers: int) -> list[str]:
@@ -128,12 +129,10 @@ class Message:
 
     def integer(self, number: int, kind: int = VARINT) -> int:
         """Return the last integer of a kind, signed if it is a varint; 0 if there is none."""
-        value = 0
-        for field_number, its_kind, start, end in self.fields():
-            if field_number == number and its_kind == kind:
-                data = Message(self.file, start, end)
-                value = data.varint() if kind == VARINT else int.from_bytes(data.view, "little")
-        return value
+        data = self.last(number, kind)
+        if data is None:
+            return 0
+        return data.varint() if kind == VARINT else int.from_bytes(data.view, "little")
 
     def varint(self) -> int:
         """Return the varint that the bytes themselves are, as an int64."""

@@ -79,7 +79,7 @@ def activations(tf):
         "leaky_relu": tf.nn.leaky_relu,
         ("leaky_relu", 0.01): lambda z: tf.nn.leaky_relu(z, 0.01),
         "elu": tf.nn.elu,
-        ("elu", 0.5): lambda z: tf.where(z > 0, tf.nn.elu(z), 0.5 * tf.nn.elu(z)),
+        ("hard_sigmoid", 0.25, 0.5): lambda z: tf.clip_by_value(z * 0.25 + 0.5, 0.0, 1.0),
         "selu": tf.nn.selu,
         "softplus": tf.math.softplus,
         "softsign": tf.nn.softsign,

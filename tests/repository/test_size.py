@@ -10,7 +10,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "pyx": 11900,
     "blockcell": 12240,
     "blockcell/convert": 6580,
-    "blockcell/tensorflow": 8330,
+    "blockcell/tensorflow": 8015,
     "onnx_export": 5500,
     "tests": 42810,
     "tools": 3735,

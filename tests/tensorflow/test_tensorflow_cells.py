@@ -47,8 +47,8 @@ from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.cells.cell.layer_check import Check
-from blockcell.tensorflow.cells.graph.array_slices import squeezed_axes
-from blockcell.tensorflow.cells.graph.graph_reader import GraphReader, UnknownValue
+from blockcell.tensorflow.cells.graph.array_slices import slice_index
+from blockcell.tensorflow.cells.graph.graph_reader import GraphReader, Place, UnknownValue
 
 # -------------------------------------------------------------------------------------------------------- block nodes
 
@@ -232,7 +232,7 @@ def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
     path = tmp_path / "few.pb"
     path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
     read = opened(path).graphs[0]
-    places = GraphReader(read).inputs("", read.nodes["zeros"])
+    places = GraphReader(read).inputs_at(Place("", "zeros"))
     assert [place.name for place in places] == ["x"] and places[:1] == places
     with pytest.raises(UnknownValue, match="the node has too few inputs"):
         places[1]
@@ -482,7 +482,7 @@ def test_large_cells_are_checked_in_part(tmp_path):
         tmp_path, *inputs(), real("w", w), real("b", b), block("BlockLSTM", "cell", {"w": "w", "b": "b"})
     ).cells.values()
     assert (cell.input_size, cell.hidden_size) == (inputs_, cells)
-    arrays = cell._first_units(cell._read_weights(False))
+    arrays = cell._first_units(cell._read_weights(cell._definition.sources, False))
     columns = np.concatenate([np.arange(k, k + 64) for k in range(0, 4 * cells, cells)])
     rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
     np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
@@ -713,9 +713,9 @@ def test_extract_to_onnx(tmp_path, capsys, streaming):
 @pytest.mark.parametrize("axes", [[1], [-2], [1, 1], [-2, 1], [3], [-4], [1.5]], ids=str)
 def test_axes_that_a_squeeze_drops(tmp_path, axes):
     listed = field(1, b"".join(field(3, axis) if isinstance(axis, int) else field(4, axis) for axis in axes))
-    squeeze = write(tmp_path, node("s", "Squeeze", ["x"], squeeze_dims=listed)).graphs[0].nodes["s"]
+    reader = GraphReader(write(tmp_path, node("s", "Squeeze", ["x"], squeeze_dims=listed)).graphs[0])
     if {*axes} <= {1, -2}:
-        assert squeezed_axes(squeeze, (2, 1, 3)) == [1]
+        assert slice_index(reader, Place("", "s"), (2, 1, 3)) == (slice(None), 0, slice(None))
     else:
         with pytest.raises(UnknownValue, match="which drops"):
-            squeezed_axes(squeeze, (2, 1, 3))
+            slice_index(reader, Place("", "s"), (2, 1, 3))

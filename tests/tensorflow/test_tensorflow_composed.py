@@ -131,7 +131,7 @@ def test_a_gru_that_resets_after_in_a_checkpoint(tmp_path):
     assert cell.check() <= 8
     values["rnn/cudnn_compatible_gru_cell/candidate/hidden_projection/kernel"] = weights["w_ch"][:, :-1].copy()
     (cell,) = write_variables(tmp_path, values).cells.values()
-    assert cell.refused == "the kernels of its candidate have the shapes (5, 4) and (4, 3); expected (I, H) and (H, H)"
+    assert cell.refused.endswith("candidate/hidden_projection/kernel, has shape (); expected (I+H, H)")
 
 
 GRU_CHANGES = {
@@ -229,7 +229,7 @@ def test_kernels_that_are_not_told_apart(tmp_path):
 
 
 LSTM_CHANGES = {
-    "one gate of another size": ({"end_1": ("Const", np.int32([0, 2 * H - 1]))}, "of different sizes"),
+    "one gate of another size": ({"end_1": ("Const", np.int32([0, 2 * H - 1]))}, "a Mul of the shapes (3, 3) and"),
     "rows": ({"begin_1": ("Const", np.int32([1, H])),
               "part_1": ("StridedSlice", "z", "begin_1", "end_1", "ones", {"end_mask": 1})},
              "its cell state is not what the block cells have"),

@@ -154,18 +154,28 @@ def test_graphs_that_are_the_layer(tmp_path, case):
 
 
 # ------------------------------------------------------------------------------------------------- what is not compared
-def test_nodes_that_are_not_known(tmp_path):
-    nodes = [*OF_BOTH, node("l", "Mystery", [A]), beside("y", "l", "back")]
+@pytest.mark.parametrize("unknown", [("Mystery", [A]), ("AddV2", [A, "back", "back"])], ids=["op", "sum of three"])
+def test_nodes_that_are_not_known(tmp_path, unknown):
+    """An Add of three inputs, too, which TensorFlow refuses and numpy would write into the third."""
+    nodes = [*OF_BOTH, node("l", *unknown), beside("y", "l", "back")]
     cells = write(tmp_path, *consts("a", "b"), *LAST, *nodes).cells
     with pytest.warns(UserWarning) as record:
         cells.layer()
     (warning,) = record
-    reason = "this is not understood: the node 'l', which is a Mystery"
+    inputs = " of 3 inputs" if len(unknown[1]) > 1 else ""
+    reason = f"this is not understood: the node 'l', which is a {unknown[0]}{inputs}"
     assert str(warning.message) == f"blockcell.tensorflow: not compared with the graph, because {reason}"
     assert warning.filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(cells.layer(check=False), Bidirectional)
+
+
+def test_weights_that_are_not_numbers(tmp_path):
+    """The layer has them, too, so that its cells can be told apart."""
+    not_numbers = [real("b/w", np.full((2 * H, 4 * H), np.nan, np.float32)), real("b/b", np.zeros(4 * H, np.float32))]
+    cells = write(tmp_path, *consts("a"), *not_numbers, block("a", "x"), block("b", A)).cells
+    assert isinstance(cells.layer(), Stack)
 
 
 def in_loop_beside(name):

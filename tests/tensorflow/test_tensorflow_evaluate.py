@@ -13,7 +13,6 @@ from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.cells.cell.layer_check import ROWS
 from blockcell.tensorflow.cells.cell.node_evaluation import StepProgram
 from blockcell.tensorflow.cells.graph.graph_reader import GraphReader, Place, UnknownValue
-from blockcell.tensorflow.cells.weights.gate_sums import GateSums
 from blockcell.tensorflow.cells.weights.weight_sources import WeightSources
 
 I, H = 5, 4  # noqa: E741
@@ -35,7 +34,7 @@ def body(tmp_path, lines, *weights):
     }
     (read,) = write(tmp_path, *placeholders, *weights, *scoped_nodes("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    return StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
+    return StepProgram(WeightSources(GraphReader(read), None), x, [h], [y], [I, H])
 
 
 def ints(*numbers):

@@ -22,8 +22,8 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 ``dependences.py``                which values depend on others, forwards
 
 ``weights/``
-``weight_sources.py``             variables and constants, whole, joined or converted; their names in checkpoints
 ``weight_slices.py``              slices of kernels and biases, joined to the weights of a layer
+``weight_sources.py``             variables and constants, joined, converted or in parts; their names in checkpoints
 ``gate_sums.py``                  products, biases and numbers before the activation of a gate
 
 ``cell/``

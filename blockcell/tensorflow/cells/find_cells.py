@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from ..graphs import Graph
 from ..variables import Variables
 from .cell.cell_definition import CellDefinition, CellInGraph
-from .cell.found_cell import CellLinks, Found, InitialState, SequenceOrigin
+from .cell.found_cell import UNLINKED, CellLinks, Found, InitialState
 from .graph.graph_reader import GraphReader, Place, UnknownValue
+from .graph.while_loops import WhileLoops
 from .search.block_ops import BLOCKS, read_block_op
 from .search.checkpoint_names import search_names
 from .search.subgraphs import search_subgraphs
 from .structure.connection_check import GraphConnections
-from .structure.initial_states import InitialStates
+from .structure.initial_states import read_initial_state
 from .structure.layer_stack import Cells
 from .structure.sequences import CellRun, trace_sequences
-from .weights.weight_slices import WeightSlices
 from .weights.weight_sources import WeightSources
 
-_MOST_SELECTIONS = 4  # places from a state back to the step before, which a mask may select
+_MOST_SELECTED = 8  # places from a state back to the step before, which masks may select
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(_\d+)?"
     r"(/(part_\d+|read|ReadVariableOp))*\Z"
@@ -37,11 +38,10 @@ class _ConnectedCell(NamedTuple):
     """A cell of a graph, with what comes before it."""
 
     definition: CellDefinition
-    reverse: bool | None = None
+    links: CellLinks = UNLINKED
+    """What comes before it in its graph, but for the names of cells."""
     input_cells: tuple[CellDefinition, ...] = ()
     """The cells whose h is x, each by its first step."""
-    input_origins: frozenset[SequenceOrigin] = frozenset()
-    initial_states: tuple[InitialState, ...] = ()
 
 
 def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
@@ -58,13 +58,13 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     found_cells = {}
     for number, name in names.items():
         copies = groups[number]
-        initial_states = copies[0].initial_states
-        if len({tuple(state.name for state in cell.initial_states) for cell in copies}) > 1:
-            initial_states = (InitialState("several states, of its runs"),)
-        origins_of_copies = [cell.input_origins for cell in copies if cell.reverse is not None]
-        source_cells = tuple(names[below] for below in inputs[number] or ())
-        origins = frozenset().union(*origins_of_copies)
-        links = CellLinks(copies[0].reverse, source_cells, inputs[number] is None, origins, initial_states)
+        links = copies[0].links._replace(
+            source_cells=tuple(names[below] for below in inputs[number] or ()),
+            input_varies=inputs[number] is None,
+            input_origins=frozenset().union(*(c.links.input_origins for c in copies if c.links.reverse is not None)),
+        )
+        if len({tuple(state.name for state in cell.links.initial_states) for cell in copies}) > 1:
+            links = links._replace(initial_states=(InitialState("several states, of its runs"),))
         cell_nodes = [node for cell in copies for node in cell.definition.nodes]
         found_cells[name] = Found(name, copies[0].definition, cell_nodes, links)
     name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group}
@@ -81,9 +81,8 @@ def _search_graph(
 
     Cells are block ops, and cells of many nodes that have other weights.
     """
-    reader, state_reader = sources.reader, InitialStates(sources)
-    slices = WeightSlices(sources)
-    cells = [read_block_op(slices, body, node) for body, node in reader.all_nodes() if node.op in BLOCKS]
+    reader, loops = sources.reader, WhileLoops(sources.reader)
+    cells = [read_block_op(sources, body, node) for body, node in reader.all_nodes() if node.op in BLOCKS]
     cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
     in_graph = {cell: cell.in_graph for cell in cells if cell.refusal is None and cell.in_graph is not None}
     chains = _chain_steps(reader, in_graph)
@@ -95,15 +94,15 @@ def _search_graph(
         input_cells = [chains[part.source][0] for part in parts if isinstance(part.source, int) and not part.made_of]
         places = [(part.source, part.axis) for part in parts if not isinstance(part.source, int)]
         is_known = run.reversals is not None and not places
-        initial_states = state_reader.read(in_graph[chain[0]], [*chain[0].state_sizes.values()])
+        states = zip(in_graph[chain[0]].states, chain[0].state_sizes.values(), strict=True)
+        initial_states = tuple(read_initial_state(sources, loops, *place_and_size) for place_and_size in states)
         for cell in chain:
-            connected[cell] = _ConnectedCell(
-                cell,
+            links = CellLinks(
                 None if run.reversals is None else bool(run.reversals),
-                tuple(input_cells) if is_known else (),
-                frozenset((graph_number, *place) for place in places),
-                initial_states,
+                input_origins=frozenset((graph_number, *place) for place in places),
+                initial_states=initial_states,
             )
+            connected[cell] = _ConnectedCell(cell, links, tuple(input_cells) if is_known else ())
     all_cells = [connected.get(cell, _ConnectedCell(cell)) for cell in cells]
     return all_cells, GraphConnections(sources, runs), [chain[0] for chain in chains]
 
@@ -138,17 +137,16 @@ def _chain_steps(reader: GraphReader, in_graph: Mapping[CellDefinition, CellInGr
 
 def _step_before(reader: GraphReader, state: Place, cell_by_h: Mapping[Place, CellDefinition]) -> CellDefinition | None:
     """Return the step that gives a state, also where a mask keeps an earlier state in finished rows."""
-    waiting = [state]
-    for _ in range(_MOST_SELECTIONS):
-        if not waiting:
-            break
-        try:
-            place = reader.resolve(waiting.pop(0))
+
+    def selected(place: Place) -> list[Place]:
+        with suppress(UnknownValue):
+            return [reader.resolve(value) for value in reader.inputs_of(place, "Select")[1:]]
+        return []
+
+    with suppress(UnknownValue):
+        for place in reader.walk([reader.resolve(state)], selected, most=_MOST_SELECTED, near_first=True):
             if place in cell_by_h:
                 return cell_by_h[place]
-            waiting += reader.inputs_at(place)[1:] if reader.op(place).name == "Select" else []
-        except UnknownValue:
-            continue
     return None
 
 
@@ -163,7 +161,7 @@ def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[list[_ConnectedCell]]
     """Group the steps of an unrolled cell, and copies in other functions, to one group for each direction."""
     by_identity: dict[tuple[object, ...], dict[bool | None, list[_ConnectedCell]]] = {}
     for cell in cells:
-        by_identity.setdefault(_identity(cell.definition), {}).setdefault(cell.reverse, []).append(cell)
+        by_identity.setdefault(_identity(cell.definition), {}).setdefault(cell.links.reverse, []).append(cell)
     groups: list[list[_ConnectedCell]] = []
     for by_direction in by_identity.values():
         unknown = by_direction.pop(None, [])
@@ -178,7 +176,7 @@ def _find_inputs(groups: Sequence[Sequence[_ConnectedCell]]) -> list[tuple[int, 
     numbers = {cell.definition: number for number, group in enumerate(groups) for cell in group}
     inputs: list[tuple[int, ...] | None] = []
     for group in groups:
-        read = {tuple(numbers[below] for below in cell.input_cells) for cell in group if cell.reverse is not None}
+        read = {tuple(numbers[below] for below in cell.input_cells) for cell in group if cell.links.reverse is not None}
         inputs.append(None if len(read) > 1 else next(iter(read), ()))
     return inputs
 
@@ -201,7 +199,7 @@ def _name_groups(cells: Mapping[int, _ConnectedCell]) -> dict[int, str]:
         scopes = {_cell_scope(cells[number].definition) for number in numbers}
         for number in numbers:
             base = name if len(scopes) == 1 else _cell_scope(cells[number].definition)
-            if len(scopes) == 1 and len(numbers) > 1 and cells[number].reverse:
+            if len(scopes) == 1 and len(numbers) > 1 and cells[number].links.reverse:
                 base += " (reversed)"
             k = 1
             unique = base

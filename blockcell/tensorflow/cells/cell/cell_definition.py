@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....errors import plain
-from ....formulas import FORMULAS
+from ....formulas import FORMULAS, lstm_layer
+from ....gates import COUPLED_GATES, GATE_ORDERS
 from ....layers import GRU, LSTM, RNN
-from ....optable import OPS, Array, Op, Tensor, lstm_weights, sizes_of
+from ....optable import OPS, Array, Op, Tensor, layer_sizes, lstm_weights, sizes_of
 from ..graph.graph_reader import FLOATS, Place
-from ..weights.weight_sources import WeightSource
+from ..weights.weight_slices import WeightSource
 from .layer_check import State, Weights
 
+_LSTM_NUMBERS = ("forget_bias", "cell_clip", "proj_clip")
 StepFunction = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """Computes one step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
@@ -36,14 +38,6 @@ LAYER_SPECS = {
     "GRU that resets after": LayerSpec(GRU, OPS["block_gru_reset_after"], "w_c"),
     "RNN": LayerSpec(RNN, OPS["block_rnn"], "w"),
 }
-
-
-class LayerSizes(NamedTuple):
-    """The sizes I and H of a layer, and the size of h, which is another one where an LSTM has a projection."""
-
-    input: int
-    hidden: int
-    output: int
 
 
 class CellInGraph(NamedTuple):
@@ -78,9 +72,9 @@ class CellDefinition:
     sources : each weight of the layer
     attributes : those of the layer; None is what the file does not say
     step : computes what the nodes do, with the weights `step_sources`, or with those of the layer if these are None; by
-        default it is the formula of the layer's op
+        default it is the formula of the layer
     in_graph : the places of its x, states and h; None in a bare checkpoint, and if it is refused for what it reads
-    sizes, refusal : the sizes of the layer, or the reason why there is none
+    sizes, refusal : I, H and the size of h, which is another one with a projection; or the reason why there is no layer
     """
 
     def __init__(
@@ -99,7 +93,7 @@ class CellDefinition:
         self.tf_class, self.layer_kind, self.nodes = tf_class, layer_kind, tuple(nodes)
         self.sources, self.attributes = dict(sources), dict(attributes or {})
         self.layer_spec = LAYER_SPECS["GRU that resets after" if self.attributes.get("reset_after") else layer_kind]
-        self.step, self.step_sources = step or formula_step(self.layer_spec.op), step_sources
+        self.step, self.step_sources = step or self._formula_step, step_sources
         self.in_graph = in_graph
         self.dtype = next((source.dtype for source in self.sources.values()), "")
         self.weights = {role: source.name for role, source in self.sources.items()}
@@ -107,7 +101,7 @@ class CellDefinition:
         self.sizes = None if isinstance(sizes_or_refusal, str) else sizes_or_refusal
         self.refusal = plain(sizes_or_refusal) if isinstance(sizes_or_refusal, str) else None
 
-    def _find_sizes(self) -> LayerSizes | str:
+    def _find_sizes(self) -> tuple[int, int, int] | str:
         """Return the sizes that the shapes of the weights have, or what is wrong with the weights."""
         main, tensors = self.layer_spec.main_weight, {tensor.name: tensor for tensor in self.tensors}
         for role, source in self.sources.items():
@@ -118,22 +112,16 @@ class CellDefinition:
             if source.dtype != self.dtype:
                 return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
         form, shape = tensors[main].shape, self.sources[main].shape
-        rows, columns = shape if len(shape) == 2 else (0, 0)
-        [gates] = sizes_of(form.split()[1], {"H": 1})
-        hidden, remainder = divmod(columns, gates)
-        sizes = {"H": hidden}
-        if "w_p" in self.sources:
-            sizes["P"] = [0, *self.sources["w_p"].shape][-1]
-        sizes["I"] = rows - sizes.get("P", hidden)
-        if remainder or min(sizes.values()) < 1:
+        sizes = layer_sizes(form, shape, [0, *self.sources["w_p"].shape][-1] if "w_p" in self.sources else None)
+        if sizes_of(form, sizes) != shape or min(sizes.values()) < 1:
             expected = f"({form.replace(' ', ', ')})"
             return f"{main}, which is {self.weights[main]}, has shape {shape}; expected {expected}"
         for role, source in self.sources.items():
             needed = sizes_of(tensors[role].shape, sizes)
             if source.shape != needed:
                 where = f"{role}, which is {self.weights[role]}"
-                return f"{where}, has shape {source.shape}; expected {needed} beside {main} of shape {(rows, columns)}"
-        return LayerSizes(sizes["I"], hidden, sizes.get("P", hidden))
+                return f"{where}, has shape {source.shape}; expected {needed} beside {main} of shape {shape}"
+        return sizes["I"], sizes["H"], sizes.get("P", sizes["H"])
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -149,26 +137,14 @@ class CellDefinition:
         count = sum(tensor.kind == "state" for tensor in self.layer_spec.op.inputs)
         return {"cs": hidden, "h": output} if count == 2 else {"h": output}
 
-
-def formula_step(op: Op) -> StepFunction:
-    """Return the function that computes a step by the formula of an op."""
-    formula = FORMULAS[op.name]
-
-    def step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-        """Compute a step by the formula of the op, in the order of the op's inputs."""
-        arguments: dict[str, Any] = dict(weights)
+    def _formula_step(self, weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+        """Compute a step by the formula of the layer."""
+        op, arguments = self.layer_spec.op, dict[str, Any](weights)
+        if self.layer_kind == "LSTM":
+            arguments["gates"] = COUPLED_GATES if attributes.get("coupled") else GATE_ORDERS[attributes["gate_order"]]
+            arguments |= {name: attributes[name] for name in _LSTM_NUMBERS if name in attributes}
+            states = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], **arguments)
+            return states.cs[0], states.h[0]
         arguments |= {attribute.name: attributes[attribute.name] for attribute in op.attributes}
-        names = [tensor.name for tensor in op.inputs if tensor.name.endswith("_prev")]
-        arguments |= dict(zip(names, state, strict=True))
-        if op.sequence:
-            result = formula(seq_len_max=1, x=x[None], **arguments)
-            return tuple(getattr(result, name.removesuffix("_prev"))[0] for name in names)
-        result = formula(x=x, **arguments)
-        return tuple(getattr(result, name.removesuffix("_prev")) for name in names)
-
-    return step
-
-
-def block_sizes(word: str, sizes: Mapping[str, int]) -> list[int]:
-    """Return the sizes of the blocks of a dimension: ``"I+H"`` has two blocks, and ``"4H"`` four."""
-    return [sizes[part[-1]] for part in word.split("+") for _ in range(int(part[:-1] or 1))]
+        result = FORMULAS[op.name](seq_len_max=1, x=x[None], h_prev=state[0], **arguments)
+        return (result.h[0],)

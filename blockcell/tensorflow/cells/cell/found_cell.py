@@ -15,8 +15,8 @@ from ....errors import plain
 from ....layers import GRU, LSTM, RNN
 from ....optable import WEIGHTS, Array
 from ..graph.graph_reader import Place
-from ..weights.weight_sources import AVERAGE, WeightSource
-from .cell_definition import CellDefinition, block_sizes
+from ..weights.weight_slices import AVERAGE, WeightSource
+from .cell_definition import CellDefinition
 from .layer_check import Check, Weights, compare, draw_rows
 
 SequenceOrigin = tuple[int, Place, int | None]
@@ -59,7 +59,7 @@ class CellLinks(NamedTuple):
     """The states before the first step."""
 
 
-_UNLINKED = CellLinks()
+UNLINKED = CellLinks()
 
 
 class Found:
@@ -92,7 +92,7 @@ class Found:
     """
 
     def __init__(
-        self, name: str, definition: CellDefinition, nodes: Sequence[str] = (), links: CellLinks = _UNLINKED
+        self, name: str, definition: CellDefinition, nodes: Sequence[str] = (), links: CellLinks = UNLINKED
     ) -> None:
         self.name, self.kind, self.nodes = name, definition.tf_class, tuple(nodes)
         self.attributes, self.dtype, self.weights = definition.attributes, definition.dtype, definition.weights
@@ -187,7 +187,7 @@ class Found:
         backward = bool(self.reverse if reverse is None else reverse)
         options = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip, "activation": activation}
         attributes = self._complete_attributes(options)
-        arrays = self._read_weights(average)
+        arrays = self._read_weights(self._definition.sources, average)
         if self.nodes:
             eps = float(np.finfo(np.float64).eps)
             error = self._compare(arrays, attributes, average, np.float64) * eps
@@ -221,26 +221,26 @@ class Found:
                 raise ValueError(f"{subject}: the file does not say its {name}; pass {name}= ({hint})")
         return completed
 
-    def _read_weights(self, average: bool) -> dict[str, Array]:
-        """Read the weights, or their moving averages."""
-        return {role: self._read_weight(role, source, average) for role, source in self._definition.sources.items()}
-
-    def _read_weight(self, role: str, source: WeightSource, average: bool) -> Array:
-        try:
-            return source.read(AVERAGE if average else "")
-        except KeyError as error:
-            if not average:
-                raise
-            name = f"{source.name}{AVERAGE}"
-            raise ValueError(f"there is no moving average of {role}: {name!r} is not in the file") from error
+    def _read_weights(self, sources: Mapping[str, WeightSource], average: bool) -> dict[str, Array]:
+        """Read weights, or their moving averages."""
+        arrays = {}
+        for role, source in sources.items():
+            try:
+                arrays[role] = source.read(AVERAGE if average else "")
+            except KeyError as error:
+                if not average:
+                    raise
+                name = f"{source.name}{AVERAGE}"
+                raise ValueError(f"there is no moving average of {role}: {name!r} is not in the file") from error
+        return arrays
 
     def _first_units(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the weights of the first inputs and units."""
         sizes = {"I": self.input_size or 0, "H": self.hidden_size or 0}
 
         def first_indices(word: str) -> Array:
-            """Return the indices of the first entries of each block of a dimension, such as "I+H"."""
-            blocks = block_sizes(word, sizes)
+            """Return the indices of the first entries of each block of a dimension: "I+H" has two, and "4H" four."""
+            blocks = [sizes[part[-1]] for part in word.split("+") for _ in range(int(part[:-1] or 1))]
             starts = np.cumsum([0, *blocks[:-1]])
             ranges = [start + np.arange(min(size, _CHECKED_UNITS)) for start, size in zip(starts, blocks, strict=True)]
             return np.concatenate(ranges)
@@ -289,7 +289,7 @@ class Found:
         """
         options = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip, "activation": activation}
         attributes = self._complete_attributes(options)
-        arrays = self._read_weights(average)
+        arrays = self._read_weights(self._definition.sources, average)
         return self._compare(arrays, attributes, average, arrays[self._definition.layer_spec.main_weight].dtype)
 
     def _compare(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any) -> Check:
@@ -305,7 +305,7 @@ class Found:
                           for kind in WEIGHTS}  # fmt: skip
         weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
         if step_sources is not None:
-            weights = {name: self._read_weight(name, source, average) for name, source in step_sources.items()}
+            weights = self._read_weights(step_sources, average)
         with np.errstate(all="ignore"):  # weights may be anything
             rows = draw_rows([layer.input_size, *state_sizes], arrays_by_kind, dtype,
                              may_overflow="exponential" in attributes.values())  # fmt: skip

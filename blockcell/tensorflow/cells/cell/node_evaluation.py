@@ -17,8 +17,8 @@ from ...graphs import Node
 from ..graph.array_slices import checked_axis, shape_of, slice_index
 from ..graph.graph_reader import FLOATS, Place, UnknownValue
 from ..graph.op_table import graph_op
-from ..weights.gate_sums import GateSums
-from ..weights.weight_sources import WeightSource
+from ..weights.weight_slices import WeightSource
+from ..weights.weight_sources import WeightSources
 from .layer_check import ROWS, State, Weights
 
 _MOST_NODES = 300
@@ -34,7 +34,7 @@ class StepProgram:
     """
 
     def __init__(
-        self, sums: GateSums, x: Place, states: Sequence[Place], results: Sequence[Place], sizes: Sequence[int]
+        self, weights: WeightSources, x: Place, states: Sequence[Place], results: Sequence[Place], sizes: Sequence[int]
     ) -> None:
         """Compile the nodes; `sizes` are I and the sizes of the states.
 
@@ -43,8 +43,7 @@ class StepProgram:
         UnknownValue
             A node is not understood.
         """
-        self._sums, self._reader = sums, sums.reader
-        self._sizes = sizes
+        self._weights, self._reader, self._sizes = weights, weights.reader, sizes
         self._arguments = [self._reader.resolve(place) for place in (x, *states)]
         self._results = [self._reader.resolve(place) for place in results]
         self.sources: dict[str, WeightSource] = {}
@@ -78,7 +77,7 @@ class StepProgram:
             if node is None or not (_computes(node) or graph_op(node).view):
                 self._add_weight(place)
                 continue
-            operands = self._operands(node, self._reader.inputs(place.body, node))
+            operands = tuple(map(self._origin, self._reader.operands(place)))
             missing = [operand for operand in operands if operand not in self._shapes]
             if missing and place not in entered:
                 entered.add(place)
@@ -103,23 +102,9 @@ class StepProgram:
                 computed.add(place)
         own = {place._replace(output=0) for place in computed.difference(self._arguments)}
         for argument in self._arguments:
-            for place in self._reader.walk(self._predecessors(argument), self._predecessors):
+            for place in self._reader.walk(self._reader.inputs_in_step(argument), self._reader.inputs_in_step):
                 if place == argument or place._replace(output=0) in own:
                     raise UnknownValue(f"the node {place.name!r}, which is computed from itself")
-
-    def _predecessors(self, place: Place) -> Sequence[Place]:
-        """Return what a place is computed from within a step of its loop."""
-        try:
-            return () if self._reader.op(place).name == "Merge" else self._reader.inputs_at(place)
-        except UnknownValue:  # it is not in the file
-            return ()
-
-    def _operands(self, node: Node, inputs: tuple[Place, ...]) -> tuple[Place, ...]:
-        """Return the arrays that a node computes with, without numbers such as axes."""
-        op = graph_op(node)
-        if len(inputs) != op.input_count and not (op.input_count is None and len(inputs) > 1):
-            raise UnknownValue(f"the node {node.name!r}, which is a {node.op} of {len(inputs)} inputs")
-        return tuple(self._origin(place) for place in inputs[op.array_inputs])
 
     def _origin(self, place: Place) -> Place:
         """Return where a value comes from, also from outside of functions and loops."""
@@ -129,16 +114,15 @@ class StepProgram:
             return place
         origins = self._reader.origins(place)
         if len(origins) > 1:
-            self._sums.weight_slice(place)  # they are alike, or this says that they are not
+            self._weights.slice(place)  # they are alike, or this says that they are not
         return next(iter(origins), place)
 
     def _add_weight(self, place: Place) -> None:
         """Add a variable or constant to the weights that the program reads."""
-        stored, node = self._sums.sources.source(place), self._reader.node(place)
+        source = stored = self._weights.source(place)
         if stored.dtype not in FLOATS:
             raise UnknownValue(f"{stored.name!r}, which is of {stored.dtype}")
-        source, graph = stored, self._reader.graph
-        if self._sums.sources.variables is not None and node is not None and graph.constant(node) is not None:
+        if self._weights.variables is not None and self._reader.constant(place) is not None:
             source = source._replace(read=lambda suffix: stored.read(""))  # it is no variable with an average
         self._leaves[place] = name = f"{place.body}:{place.name}:{place.output}"
         self.sources[name] = source
@@ -156,13 +140,12 @@ class StepProgram:
             except ValueError:
                 raise _shape_mismatch(node, shapes) from None
         if node.op == "MatMul":
-            if node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
-                raise UnknownValue(f"the node {node.name!r}, which transposes")
             if len(first) != 2 or len(shapes[1]) != 2 or first != (ROWS, shapes[1][0]):
                 raise _shape_mismatch(node, shapes)
             return _multiply, (ROWS, shapes[1][1])
         if node.op == "ConcatV2":
-            axis = checked_axis(node, self._reader.constant_integer(self._reader.inputs_at(place)[-1]), len(first))
+            axis = self._reader.constant_integer(self._reader.inputs_at(place)[-1])
+            axis = checked_axis(self._reader, place, axis, len(first))
             beside = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
             if len(beside) > 1 or any(len(shape) != len(first) for shape in shapes):
                 raise _shape_mismatch(node, shapes)

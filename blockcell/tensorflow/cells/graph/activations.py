@@ -24,19 +24,15 @@ class ActivatedValue(NamedTuple):
     activation: Activation
     inner: Place
     """The place that the activation is applied to."""
-    added: float = 0.0
-    """A number that is a part of the activation, and that the graph adds to `inner` before it."""
 
 
 def find_activation(reader: GraphReader, place: Place) -> ActivatedValue | None:
     """Return the activation that makes a value; None if layers have no such activation."""
     place = reader.resolve_in_step(place)
-    node, op, inputs = reader.node(place), reader.op(place), reader.inputs_at(place)
-    if node is None:
-        return None
+    op, inputs = reader.op(place), reader.inputs_at(place)
     with suppress(UnknownValue):
         if op.activation and len(inputs) == 1:
-            return ActivatedValue(_with_options(node.attrs, op.activation), inputs[0])
+            return ActivatedValue(_with_options(reader.attrs(place), op.activation), inputs[0])
         if op.name in ("RealDiv", "Mul"):
             return _hard_sigmoid(reader, op.name, inputs)
         if op.name in ("Maximum", "Minimum", "ClipByValue"):
@@ -84,11 +80,11 @@ def _hard_sigmoid(reader: GraphReader, op: str, inputs: tuple[Place, ...]) -> Ac
         if op == "RealDiv" and value != inputs[0]:
             continue
         if _is_near(number if op == "RealDiv" else 1 / number if number else 0, 6):
-            if inner := reader.inputs_of(value, "Relu6"):
-                return ActivatedValue("hard_sigmoid", inner[0], 3.0)
             clip = find_clip(reader, value)
-            if clip is not None and clip[1:] == (0, 6):
-                return ActivatedValue("hard_sigmoid", clip[0], 3.0)
+            clipped = clip[:1] if clip is not None and clip[1:] == (0, 6) else reader.inputs_of(value, "Relu6")
+            for place, shift in _with_constant(reader, reader.inputs_of(clipped[0], "Add") if clipped else ()):
+                if shift == 3:
+                    return ActivatedValue("hard_sigmoid", place)
     return None
 
 

@@ -9,54 +9,52 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...graphs import Node
 from .graph_reader import GraphReader, Place, UnknownValue
 
 
 def slice_index(reader: GraphReader, place: Place, shape: Sequence[int]) -> tuple[int | slice, ...]:
     """Return the index by which a node takes its part of an array of a shape."""
-    node = reader.node(place)
-    assert node is not None
-    inputs, k, rank = reader.inputs(place.body, node), place.output, len(shape)
-    if node.op == "StridedSlice":
-        index = read_strided_index(reader, node, inputs)
+    op, attrs, rank = reader.op(place).name, reader.attrs(place), len(shape)
+    name, k = place.name, place.output
+    if op == "StridedSlice":
+        index = read_strided_index(reader, place)
         dropped = [(part, size) for part, size in zip(index, shape, strict=False) if isinstance(part, int)]
         if len(index) > rank or not all(-size <= part < size for part, size in dropped):
-            raise UnknownValue(f"the node {node.name!r}, which takes a part of the shape {shape} that it does not have")
+            raise UnknownValue(f"the node {name!r}, which takes a part of the shape {shape} that it does not have")
         return tuple(index)
-    if node.op == "Squeeze":
-        axes = squeezed_axes(node, shape)
-        if any(shape[axis] != 1 for axis in axes):
-            raise UnknownValue(f"the node {node.name!r}, which drops the axes {axes} of the shape {shape}")
-        return tuple(0 if axis in axes else slice(None) for axis in range(rank))
-    if node.op in ("Split", "SplitV"):
-        axis = checked_axis(node, split_axis(reader, node, inputs), rank)
+    if op == "Squeeze":
+        axes = attrs.get("squeeze_dims") or [axis for axis, size in enumerate(shape) if size == 1]
+        are_axes = isinstance(axes, list) and all(isinstance(axis, int) and -rank <= axis < rank for axis in axes)
+        if not are_axes or any(shape[axis] != 1 for axis in axes):
+            raise UnknownValue(f"the node {name!r}, which drops the axes {axes!r} of the shape {shape}")
+        dropped_axes = {axis % rank for axis in axes}  # TensorFlow takes one twice
+        return tuple(0 if axis in dropped_axes else slice(None) for axis in range(rank))
+    if op in ("Split", "SplitV"):
+        axis = checked_axis(reader, place, split_axis(reader, place), rank)
         return *[slice(None)] * axis, slice(*split_range(reader, place, shape[axis]))
-    axis, count = checked_axis(node, node.attrs.get("axis", 0), rank), node.attrs.get("num")
+    axis, count = checked_axis(reader, place, attrs.get("axis", 0), rank), attrs.get("num")
     if count != shape[axis] or not 0 <= k < shape[axis]:
-        raise UnknownValue(f"part {k} of the node {node.name!r}, which makes {count} of the shape {shape}")
+        raise UnknownValue(f"part {k} of the node {name!r}, which makes {count} of the shape {shape}")
     return *[slice(None)] * axis, k
 
 
-def split_axis(reader: GraphReader, node: Node, inputs: Sequence[Place]) -> int:
+def split_axis(reader: GraphReader, place: Place) -> int:
     """Return the axis that a Split or SplitV cuts, which may be negative."""
-    return reader.constant_integer(inputs[0 if node.op == "Split" else 2])
+    return reader.constant_integer(reader.inputs_at(place)[0 if reader.op(place).name == "Split" else 2])
 
 
 def split_range(reader: GraphReader, place: Place, size: int) -> tuple[int, int]:
     """Return start and stop of the part that an output of a Split or SplitV takes of an axis."""
-    node, k = reader.node(place), place.output
-    assert node is not None
-    count, parts = node.attrs.get("num_split"), list[int]()
-    if node.op == "SplitV":
-        parts = reader.constant_integers(reader.inputs(place.body, node)[1], rank=1) or []
+    count, k, parts = reader.attrs(place).get("num_split"), place.output, list[int]()
+    if reader.op(place).name == "SplitV":
+        parts = reader.constant_integers(reader.inputs_at(place)[1], rank=1) or []
         if parts.count(-1) == 1:
             parts[parts.index(-1)] = size - sum(parts) - 1  # what the other parts leave
         if len(parts) == count and k < count and min(parts) >= 0 and sum(parts) == size:
             return sum(parts[:k]), sum(parts[: k + 1])
     elif isinstance(count, int) and k < count and size % count == 0:
         return size // count * k, size // count * (k + 1)
-    raise UnknownValue(f"part {k} of the node {node.name!r}, which makes {count} of an axis of {size}")
+    raise UnknownValue(f"part {k} of the node {place.name!r}, which makes {count} of an axis of {size}")
 
 
 def shape_of(shape: Sequence[int], index: Sequence[int | slice]) -> tuple[int, ...]:
@@ -65,10 +63,11 @@ def shape_of(shape: Sequence[int], index: Sequence[int | slice]) -> tuple[int, .
     return tuple(len(range(size)[part]) for size, part in zip(shape, parts, strict=True) if isinstance(part, slice))
 
 
-def checked_axis(node: Node, axis: Any, rank: int) -> int:
-    """Return an axis of a node as a number from 0, which must be less than the rank."""
+def checked_axis(reader: GraphReader, place: Place, axis: Any, rank: int) -> int:
+    """Return an axis of the node at a place as a number from 0, which must be less than the rank."""
     if not isinstance(axis, int) or not -rank <= axis < rank:
-        raise UnknownValue(f"the node {node.name!r}, which is a {node.op} along the axis {axis!r} of {rank}")
+        op = reader.op(place).name
+        raise UnknownValue(f"the node {place.name!r}, which is a {op} along the axis {axis!r} of {rank}")
     return axis % rank
 
 
@@ -93,26 +92,15 @@ def strided_index(
     return index
 
 
-def read_strided_index(
-    reader: GraphReader, node: Node, inputs: Sequence[Place], *, anywhere: bool = False
-) -> list[int | slice]:
+def read_strided_index(reader: GraphReader, place: Place, *, anywhere: bool = False) -> list[int | slice]:
     """Return the index of a StridedSlice of rows and columns; `anywhere` takes zeros for where these begin and end."""
-    index: list[Any] = [None]
+    index, inputs = list[Any]([None]), reader.inputs_at(place)
     if len(inputs) == 4:
         begin, end, strides = (reader.constant_integers(place, rank=1) for place in inputs[1:])
         if anywhere:
             begin = end = [0] * len(strides or ())
         with suppress(TypeError, ValueError):  # an attribute is no number, or there are not as many of each
-            index = strided_index(node.attrs, begin or (), end or (), strides or ())
+            index = strided_index(reader.attrs(place), begin or (), end or (), strides or ())
     if not index or any(part is None or part is ... or (isinstance(part, slice) and part.step) for part in index):
-        raise UnknownValue(f"the node {node.name!r}, which takes other parts than rows or columns")
+        raise UnknownValue(f"the node {place.name!r}, which takes other parts than rows or columns")
     return index
-
-
-def squeezed_axes(node: Node, shape: Sequence[int]) -> list[int]:
-    """Return the axes that a Squeeze drops."""
-    axes = node.attrs.get("squeeze_dims") or [axis for axis, size in enumerate(shape) if size == 1]
-    rank = len(shape)
-    if not isinstance(axes, list) or not all(isinstance(axis, int) and -rank <= axis < rank for axis in axes):
-        raise UnknownValue(f"the node {node.name!r}, which drops {axes!r}")
-    return sorted({axis % rank for axis in axes})  # TensorFlow takes one twice

@@ -6,14 +6,12 @@ node count as one place, but each output of a call or a loop counts for itself.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from ...graphs import Node
 from .graph_reader import GraphReader, Place, UnknownValue
 from .op_table import graph_op
-
-_MOST_PLACES = 2000  # from a value back to what it depends on
 
 
 class Dependences:
@@ -26,15 +24,6 @@ class Dependences:
         """Return all places that depend on some places, and these, the nearest first."""
         joined = dict.fromkeys(map(self.joined, starts))
         return dict.fromkeys(self._reader.walk(joined, self.readers, near_first=True))
-
-    def origin(self, place: Place, origins: Container[Place]) -> Place | None:
-        """Return the nearest one of some places that a place depends on; None if none is near."""
-
-        def earlier(current: Place) -> list[Place]:
-            return [] if current in origins else self.sources(current)
-
-        near = self._reader.walk([self.joined(place)], earlier, most=_MOST_PLACES, near_first=True)
-        return next((current for current in near if current in origins), None)
 
     def sources(self, place: Place) -> list[Place]:
         """Return the places that a place reads."""
@@ -73,11 +62,10 @@ class Dependences:
         readers_of: dict[Place, list[Place]] = {}
         for body, node in self._reader.all_nodes():
             self._reader.spend_steps()
+            place = Place(body, node.name)
             try:
-                if self._is_call(node):
-                    pairs = self._call_pairs(body, node)
-                else:
-                    pairs = [(place, Place(body, node.name)) for place in self._reader.inputs(body, node)]
+                inputs = self._reader.inputs_at(place)
+                pairs = self._call_pairs(place, node) if self._is_call(node) else [(source, place) for source in inputs]
             except UnknownValue:
                 continue
             for source, reader in pairs if not graph_op(node).shape_only else ():
@@ -85,9 +73,9 @@ class Dependences:
                 readers_of.setdefault(self.joined(source), []).append(reader)
         return sources_of, readers_of
 
-    def _call_pairs(self, body: str, node: Node) -> list[tuple[Place, Place]]:
+    def _call_pairs(self, place: Place, node: Node) -> list[tuple[Place, Place]]:
         """Return the places that a call or a loop hands on, with the places where they arrive."""
-        op, inputs = graph_op(node), self._reader.inputs(body, node)
+        op, inputs = graph_op(node), self._reader.inputs_at(place)
         called = self._reader.called_functions(node)
         pairs: list[tuple[Place, Place]] = []
         for name in called[-1:] if op.name == "While" else called:
@@ -95,6 +83,6 @@ class Dependences:
             arguments = [Place(name, argument) for argument in function.inputs]
             pairs += zip(inputs[op.first_argument :], arguments, strict=False)
             results = [self._reader.function_result(name, k) for k in range(len(function.outputs))]
-            pairs += [(result, Place(body, node.name, k)) for k, result in enumerate(results)]
+            pairs += [(result, place._replace(output=k)) for k, result in enumerate(results)]
             pairs += zip(results, arguments, strict=False) if op.name == "While" else ()
         return pairs

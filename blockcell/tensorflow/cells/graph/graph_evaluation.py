@@ -13,6 +13,7 @@ import numpy as np
 
 from ....optable import Array
 from ...graphs import Node
+from .array_slices import slice_index
 from .graph_reader import Caller, GraphReader, Place, UnknownValue
 from .node_functions import canonical, check_size, find_function
 from .op_table import RANDOM, GraphOp, graph_op
@@ -51,11 +52,7 @@ class TensorList(tuple[Array | None, ...]):
 
 
 class _Missing(Exception):
-    """A value needs other values first."""
-
-    def __init__(self, keys: Sequence[tuple[Frame, Place]]) -> None:
-        super().__init__()
-        self.keys = keys
+    """A value needs other values first: the argument lists their frames and places."""
 
 
 _DEAD = TensorList()
@@ -77,7 +74,6 @@ class GraphEvaluation:
         self._reader, self._loops, self._given, self._read_source = reader, loops, given, read_source
         self._values: dict[tuple[Frame, Place], Value | UnknownValue] = {}
         self._counts: dict[Frame, int] = {}
-        self._attributes: dict[tuple[str, str], dict[str, Any]] = {}
         self._values_left = _MOST_VALUES + 4 * sum(map(len, reader.bodies.values()))
         self._entries_left = _MOST_ENTRIES
 
@@ -111,10 +107,11 @@ class GraphEvaluation:
                     raise UnknownValue(f"too many numbers before {key[1].name!r}")
                 self._values[key] = value
             except _Missing as missing:
-                if key in opened and not opened.isdisjoint(missing.keys):
+                [keys] = missing.args
+                if key in opened and not opened.isdisjoint(keys):
                     self._values[key] = UnknownValue(f"{key[1].name!r}, which comes from itself")
                 opened.add(key)
-                waiting += missing.keys
+                waiting += keys
             except UnknownValue as unknown:
                 self._values[key] = unknown
 
@@ -134,12 +131,6 @@ class GraphEvaluation:
             raise type(unknown)(str(unknown))
         return known
 
-    def _attrs(self, place: Place, node: Node) -> dict[str, Any]:
-        key = place.body, place.name
-        if key not in self._attributes:
-            self._attributes[key] = node.attrs
-        return self._attributes[key]
-
     # ----------------------------------------------------------------------------------------------------- single nodes
     def _compute(self, frame: Frame, place: Place) -> Value:
         """Compute a value from values that are known; raise `_Missing` if some are not."""
@@ -148,7 +139,7 @@ class GraphEvaluation:
         node = self._reader.node(place)
         if node is None:
             return self._argument(frame, place)
-        op, inputs = graph_op(node), self._reader.inputs(place.body, node)
+        op, inputs = graph_op(node), self._reader.inputs_at(place)
         if op.name in ("Enter", "Merge", "Switch", "Exit"):
             return self._control_flow(frame, place, node, inputs)
         called = self._reader.called_functions(node)
@@ -175,13 +166,18 @@ class GraphEvaluation:
         """Apply the function of a node."""
         if any(value is _DEAD for value in operands):
             return _DEAD
+        if op.input_count not in (None, len(operands)):
+            raise UnknownValue(f"the node {node.name!r}, which is a {node.op} of {len(operands)} inputs")
         function = find_function(node)
+        array = operands[op.array_inputs][0] if op.view and function is None else None
+        if isinstance(array, np.ndarray):
+            return np.asarray(array[slice_index(self._reader, place, array.shape)])
         try:
             if op.tensor_list or op.name in _LIST_FUNCTIONS:
                 return self._list_value(op, operands)
             if function is not None and not any(isinstance(value, TensorList) for value in operands):
                 with np.errstate(all="ignore"):
-                    results = function(self._attrs(place, node), *operands)
+                    results = function(self._reader.attrs(place), *operands)
                 return canonical(np.asarray(results[place.output] if isinstance(results, tuple) else results))
         except UnknownValue as unknown:
             raise UnknownValue(f"the node {node.name!r}, which makes {unknown}") from None
@@ -206,13 +202,11 @@ class GraphEvaluation:
         if op.tensor_list == "write" and indices:
             return _written(array, {indices[0]: by_role["value"]})
         numbers = range(len(array)) if indices is None else indices
-        rows = [array[k] for k in numbers if 0 <= k < len(array)]
-        if not rows or len(rows) < len(numbers) or any(row is None for row in rows):
+        rows = [row for k in numbers if 0 <= k < len(array) and (row := array[k]) is not None]
+        if not rows or len(rows) < len(numbers):
             raise UnknownValue("something of entries that a list does not have")
-        written_rows = [row for row in rows if row is not None]
-        check_size((sum(row.size for row in written_rows),))
-        stacked: Array = np.stack(written_rows)
-        return written_rows[0] if op.tensor_list == "read" else stacked
+        check_size((sum(row.size for row in rows),))
+        return rows[0] if op.tensor_list == "read" else np.stack(rows)
 
     # ----------------------------------------------------------------------------------------------- calls and branches
     def _in(self, frame: Frame, place: Place) -> Value:
@@ -236,10 +230,7 @@ class GraphEvaluation:
                 Frame(body, frame.outer, frame.caller, frame.step - 1), self._reader.function_result(body, number)
             )
         caller = Caller(frame.outer.body, node, graph_op(node).first_argument, "")
-        passed = self._reader.passed_argument(caller, place)
-        if passed is None:
-            raise UnknownValue(f"the argument {place.name!r}, which is not passed")
-        return self._in(frame.outer, passed)
+        return self._in(frame.outer, self._reader.passed_argument(caller, place))
 
     def _after_loop(
         self, frame: Frame, place: Place, node: Node, inputs: Sequence[Place], called: Sequence[str]
@@ -266,14 +257,15 @@ class GraphEvaluation:
             try:
                 return self._step_count(first, condition)
             except _Missing as missing:
-                for key in missing.keys:
+                for key in missing.args[0]:
                     self._evaluate(*key)
 
     # ---------------------------------------------------------------------------- frames and branches of TensorFlow 1
     def _control_flow(self, frame: Frame, place: Place, node: Node, inputs: Sequence[Place]) -> Value:
         """Return the value of an Enter, Merge, Switch or Exit."""
         if node.op.endswith("Enter"):
-            if not frame.is_inline or frame.outer is None or frame.caller != self._attrs(place, node).get("frame_name"):
+            name = self._reader.attrs(place).get("frame_name")
+            if not frame.is_inline or frame.outer is None or frame.caller != name:
                 raise UnknownValue(f"the node {node.name!r}, which is in a loop")
             return self._in(frame.outer, inputs[0])
         if node.op.endswith("Exit"):
@@ -299,8 +291,8 @@ class GraphEvaluation:
     def _behind_frame(self, frame: Frame, place: Place) -> Value:
         """Return the last value of a loop variable of TensorFlow 1."""
         origin = self._reader.resolve_in_step(place)
-        variable, switch = self._loops.loop_variable(origin), self._reader.node(place)
-        if variable is None or switch is None or graph_op(switch).name != "Switch":
+        variable = self._loops.loop_variable(origin)
+        if variable is None or self._reader.op(place).name != "Switch":
             raise UnknownValue(f"the node {place.name!r}, behind a loop that is not understood")
         first = self.first_frame(frame, variable.place)
         count = self._step_count(first, self._reader.inputs_at(place)[1])
@@ -309,9 +301,9 @@ class GraphEvaluation:
     def first_frame(self, outer: Frame, merge: Place) -> Frame:
         """Return the first frame of a loop of TensorFlow 1, by one of its variables."""
         names = [
-            self._attrs(place, node).get("frame_name")
+            self._reader.attrs(place).get("frame_name")
             for place in self._reader.inputs_at(merge)
-            if (node := self._reader.node(place)) is not None and graph_op(node).name == "Enter"
+            if self._reader.op(place).name == "Enter"
         ]
         if len(names) != 1 or not isinstance(names[0], str):
             raise UnknownValue(f"the loop of the node {merge.name!r}")

@@ -10,13 +10,15 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from ...graphs import Called, Function, Graph, Node
+from ...tensors import Stored
 from .op_table import GraphOp, graph_op
 
 _STEPS = 200  # for each node of a graph
+_MOST_PARSED = 2**12  # nodes whose attributes are kept
 _LARGEST = 2**16  # entries of a constant that is read as numbers
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 _FILLED = {"ZerosLike": 0.0, "OnesLike": 1.0}
@@ -78,6 +80,8 @@ class GraphReader:
         self.captures: dict[Place, Place] = {}
         """What arguments of functions that nothing calls have captured."""
         self._inputs: dict[tuple[str, str], NodeInputs] = {}
+        self.attrs = lru_cache(_MOST_PARSED)(self._parse_attrs)
+        """Returns the attributes of the node at a place; an argument has none."""
         self._fillings: dict[Place, float | None] = {}
         self._budget = _STEPS * (1000 + sum(map(len, self.bodies.values())))
 
@@ -103,22 +107,40 @@ class GraphReader:
         node = self.node(place)
         return _ARGUMENT if node is None else graph_op(node)
 
-    def inputs(self, body: str, node: Node) -> tuple[Place, ...]:
-        """Return the inputs of a node, without control inputs."""
-        key = body, node.name
-        if key not in self._inputs:
-            self._inputs[key] = NodeInputs(self._parse_reference(body, text) for text in node.inputs if text[:1] != "^")
-        return self._inputs[key]
+    def _parse_attrs(self, place: Place) -> dict[str, Any]:
+        node = self.node(place)
+        return {} if node is None else node.attrs
+
+    def constant(self, place: Place) -> Stored | None:
+        """Return the tensor of the constant at a place; None for another node and for an argument."""
+        node = self.node(place)
+        return None if node is None else self.graph.constant(node)
 
     def inputs_at(self, place: Place) -> tuple[Place, ...]:
-        """Return the inputs of the node at a place; an argument has none."""
-        node = self.node(place)
-        return () if node is None else self.inputs(place.body, node)
+        """Return the inputs of the node at a place, without control inputs; an argument has none."""
+        key, node = (place.body, place.name), self.node(place)
+        if key not in self._inputs:
+            texts = () if node is None else node.inputs
+            self._inputs[key] = NodeInputs(self._parse_reference(place.body, text) for text in texts if text[:1] != "^")
+        return self._inputs[key]
 
     def inputs_of(self, place: Place, *ops: str) -> tuple[Place, ...]:
         """Return the inputs of the node that makes a value within a step, if it is one of these ops; else none."""
         place = self.resolve_in_step(place)
         return self.inputs_at(place) if self.op(place).name in ops else ()
+
+    def operands(self, place: Place) -> tuple[Place, ...]:
+        """Return the arrays that the node at a place computes with, without numbers such as axes."""
+        op, inputs = self.op(place), self.inputs_at(place)
+        if len(inputs) != op.input_count and not (op.input_count is None and len(inputs) > 1):
+            raise UnknownValue(f"the node {place.name!r}, which is a {op.name} of {len(inputs)} inputs")
+        return inputs[op.array_inputs]
+
+    def inputs_in_step(self, place: Place) -> tuple[Place, ...]:
+        """Return what a place is computed from within a step of its loop; nothing for one that is not in the file."""
+        with suppress(UnknownValue):
+            return () if self.op(place).name in ("Merge", "Enter") else self.inputs_at(place)
+        return ()
 
     def _parse_reference(self, body: str, text: str) -> Place:
         """Parse a reference in a body: ``"name"``, ``"name:1"``, in functions ``"name:output:1"``."""
@@ -199,22 +221,22 @@ class GraphReader:
         return self._fillings[place]
 
     def _read_fill_value(self, place: Place) -> float | None:
-        origin, node = self._single_origin(place)
-        name = "" if node is None else graph_op(node).name
+        origin = self._single_origin(place)
+        name = self.op(origin).name
         if name in _FILLED:
             return _FILLED[name]
-        if name == "Fill":
-            _, node = self._single_origin(self.inputs_at(origin)[1])
-        stored = None if node is None else self.graph.constant(node)
+        stored = self.constant(origin if name != "Fill" else self._single_origin(self.inputs_at(origin)[1]))
         if stored is None or stored.dtype not in FLOATS or not 0 < math.prod(stored.shape) <= _LARGEST:
             return None
         values = stored.read()
         return float(values.flat[0]) if (values == values.flat[0]).all() else None
 
-    def _single_origin(self, place: Place) -> tuple[Place, Node | None]:
-        """Return where a value is made, and by which node; None if it may come from several places."""
+    def _single_origin(self, place: Place) -> Place:
+        """Return the one place that makes a value, where a product with ones makes a value, too."""
         ends = [*self._walk_to_ends(place, self._direct_predecessors)]
-        return ends[0] if ends else place, self.node(ends[0]) if len(ends) == 1 else None
+        if len(ends) != 1:
+            raise UnknownValue(f"{place.name!r}, which does not come from one place")
+        return ends[0]
 
     def are_same(self, left: Place, right: Place) -> bool:
         """Return whether two places hold one value."""
@@ -281,7 +303,7 @@ class GraphReader:
         node = self.node(place)
         if node is None:
             return self._passed_arguments(place)
-        inputs, op = self.inputs(place.body, node), graph_op(node)
+        inputs, op = self.inputs_at(place), graph_op(node)
         if op.forwards and inputs:
             return [inputs[0]]
         if op.name == "Merge":
@@ -319,11 +341,10 @@ class GraphReader:
             raise UnknownValue(f"output {output} of the function {name!r}, which has none")
         return self._parse_reference(name, function.returned[function.outputs[output]])
 
-    def passed_argument(self, caller: Caller, place: Place) -> Place | None:
-        """Return what one caller passes for an argument; None if the caller is damaged."""
-        inputs = self.inputs(caller.body, caller.node)
-        k = caller.first_argument + self.argument_numbers[place.body][place.name]
-        return inputs[k] if k < len(inputs) else None
+    def passed_argument(self, caller: Caller, place: Place) -> Place:
+        """Return what one caller passes for an argument."""
+        inputs = self.inputs_at(Place(caller.body, caller.node.name))
+        return inputs[caller.first_argument + self.argument_numbers[place.body][place.name]]
 
     def _passed_arguments(self, place: Place) -> list[Place]:
         """Return what all callers pass for an argument."""
@@ -332,8 +353,7 @@ class GraphReader:
         arguments = []
         for caller in self.callers.get(place.body, ()):
             self.spend_steps()
-            if (value := self.passed_argument(caller, place)) is not None:
-                arguments.append(value)
+            arguments.append(self.passed_argument(caller, place))
             if caller.loop_body and k < len(function.outputs):
                 arguments.append(self.function_result(caller.loop_body, k))
         return arguments or [self.captured(place)]
@@ -377,8 +397,7 @@ class GraphReader:
     # ------------------------------------------------------------------------------------------------------- constants
     def constant_integers(self, place: Place, *, rank: int | None = None) -> list[int] | None:
         """Return a constant of a few whole numbers, of this rank; None if a place is none."""
-        node = self.node(self.resolve(place))
-        stored = None if node is None else self.graph.constant(node)
+        stored = self.constant(self.resolve(place))
         if stored is None or stored.dtype not in ("int32", "int64") or math.prod(stored.shape) > _LARGEST:
             return None
         if rank is not None and len(stored.shape) != rank:
@@ -393,8 +412,7 @@ class GraphReader:
         """Return a constant that is one number."""
         array = None
         for origin in self.origins(place):
-            node = self.node(origin)
-            stored = None if node is None else self.graph.constant(node)
+            stored = self.constant(origin)
             if stored is None or math.prod(stored.shape) != 1 or array is not None:
                 raise UnknownValue(f"{origin.name!r}, which is not one number")
             if not stored.is_readable:

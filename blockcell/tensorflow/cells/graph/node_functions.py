@@ -96,21 +96,6 @@ def _pack(attrs: Attributes, *arrays: Array) -> Array:
     return np.stack(arrays, int(attrs.get("axis", 0)))
 
 
-def _unpack(attrs: Attributes, array: Array) -> tuple[Array, ...]:
-    rows = np.moveaxis(array, int(attrs.get("axis", 0)), 0)
-    if attrs.get("num") != len(rows):
-        raise UnknownValue(f"{attrs.get('num')} parts of the shape {array.shape}")
-    return tuple(rows)
-
-
-def _split_by_sizes(attrs: Attributes, array: Array, sizes: Array, axis: Array) -> tuple[Array, ...]:
-    parts, size = sizes.copy(), array.shape[int(axis)]
-    parts[parts == -1] = size - parts[parts != -1].sum()
-    if parts.min(initial=0) < 0 or parts.sum() != size:
-        raise UnknownValue(f"parts of the sizes {_integers(sizes)[:4]} of an axis of {size}")
-    return tuple(np.split(array, np.cumsum(parts)[:-1], int(axis)))
-
-
 def _slice_strided(attrs: Attributes, array: Array, *numbers: Array) -> Array:
     part: Array = array[tuple(strided_index(attrs, *map(_integers, numbers)))]
     return part
@@ -204,9 +189,6 @@ _FUNCTIONS: dict[str, Function] = {
     "Concat": lambda attrs, axis, *arrays: _concat(arrays, axis),
     "ConcatV2": lambda attrs, *operands: _concat(operands[:-1], operands[-1]),
     "Pack": _pack,
-    "Unpack": _unpack,
-    "Split": lambda attrs, axis, array: tuple(np.split(array, int(attrs["num_split"]), int(axis))),
-    "SplitV": _split_by_sizes,
     "StridedSlice": _slice_strided,
     "Slice": _slice,
     "Gather": _gather,
@@ -214,7 +196,6 @@ _FUNCTIONS: dict[str, Function] = {
     "Reshape": lambda attrs, array, shape: array.reshape(_integers(shape)),
     "Transpose": lambda attrs, array, axes: array.transpose(_integers(axes)),
     "ExpandDims": lambda attrs, array, axis: np.expand_dims(array, int(axis.reshape(()))),
-    "Squeeze": lambda attrs, array: np.squeeze(array, tuple(attrs.get("squeeze_dims") or ()) or None),
     "Tile": _tile,
     "BroadcastTo": _broadcast,
     "Fill": _fill,

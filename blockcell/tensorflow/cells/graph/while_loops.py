@@ -50,15 +50,13 @@ class WhileLoops:
         if len(callers) != 1 or callers[0].loop_body != place.body:
             return None
         first = self._reader.passed_argument(callers[0], place)
-        if first is None:
-            return None
         k = self._reader.argument_numbers[place.body][place.name]
         return LoopVariable(place, first, self._reader.function_result(place.body, k), f"function {place.body}")
 
     def _of_merge(self, place: Place, node: Node) -> LoopVariable | None:
         if self._reader.op(place).name != "Merge":
             return None
-        inputs = {self._reader.op(place).name: place for place in self._reader.inputs(place.body, node)}
+        inputs = {self._reader.op(place).name: place for place in self._reader.inputs_at(place)}
         if inputs.keys() - {""} != {"Enter", "NextIteration"}:
             return None
         first, last = (self._reader.inputs_at(inputs[op]) for op in ("Enter", "NextIteration"))
@@ -105,5 +103,4 @@ class WhileLoops:
         return variable.loop if by_one else None
 
     def _frame(self, enter: Place) -> str:
-        node = self._reader.node(enter)
-        return f"frame {node and node.attrs.get('frame_name')}"
+        return f"frame {self._reader.attrs(enter).get('frame_name')}"

@@ -10,18 +10,17 @@ from contextlib import suppress
 
 from ..cell.cell_definition import CellInGraph
 from ..graph.graph_reader import Place
-from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
+from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch, Operand
 from ..weights.weight_slices import join_slices
 from .pattern import (
     CellMatch,
-    Operand,
     Refusal,
     UnambiguousCell,
     activation_attributes,
-    check_sizes,
     describe_node,
     gate_sums,
     get_operands,
+    is_complement,
     join_biases,
     kernel_sources,
     unexpected_term,
@@ -34,11 +33,8 @@ def match_gru(sums: GateSums, end: Place) -> UnambiguousCell:
         if sums.op_name(keep) != "Mul" or sums.op_name(new) != "Mul":
             raise NoMatch
         for complement, candidate in sums.input_orders(new, "Mul"):
-            if sums.op_name(complement) != "Sub" or (c := sums.read_gate(candidate)) is None:
-                continue
-            minuend, u = sums.input_pair(complement, "Sub")
-            for update, h_prev in sums.input_orders(keep, "Mul"):
-                if sums.reader.are_same(update, u) and sums.reader.constant_number(minuend) == 1:
+            for u, h_prev in sums.input_orders(keep, "Mul"):
+                if is_complement(sums, complement, u) and (c := sums.read_gate(candidate)) is not None:
                     return UnambiguousCell(_make_gru(sums, end, u, candidate, c, h_prev))
     raise NoMatch
 
@@ -60,7 +56,6 @@ def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h
     pairs = [_order_operands(sums, name, gate, operands[0].place, h_prev) for name, gate in gates.items()]
     w_ru = [[pair[k].kernel_rows(hidden, k == 1) for pair in pairs] for k in (0, 1)]
     w_c = [[operands[k].kernel_rows(hidden, k == 1)] for k in (0, 1)]
-    check_sizes([[*w_ru[k], *w_c[k]] for k in (0, 1)], hidden, hidden)
     for name, gate in {**gates, "the candidate": new, **({} if inner is None else {"what is reset": inner})}.items():
         if gate.constant:
             raise Refusal(f"a number, {gate.constant:g}, is added to {name}; the block cells have none there")
@@ -80,8 +75,7 @@ def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h
 
 def _unknown_operands(sums: GateSums, candidate: Place, h_prev: Place) -> Refusal:
     """Make the refusal of another cell that mixes its state as a GRU does, such as an SRU."""
-    node, _ = sums.expect_op(candidate)
-    reason = f"what goes into {describe_node(node)} is not what a GRU has there"
+    reason = f"what goes into {describe_node(sums, candidate)} is not what a GRU has there"
     return Refusal(reason, is_weak=True, states=(h_prev,))
 
 

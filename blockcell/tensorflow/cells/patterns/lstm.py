@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ....activations import Activation
 from ....gates import COUPLED_GATES, GATE_ORDERS
 from ..cell.cell_definition import CellInGraph
-from ..graph.activations import LINEAR, ActivatedValue, find_activation, find_clip
+from ..graph.activations import LINEAR, find_activation, find_clip
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
 from ..weights.weight_slices import WeightSlice, join_slices
@@ -22,9 +22,9 @@ from .pattern import (
     CellMatch,
     Refusal,
     activation_attributes,
-    check_sizes,
     gate_sums,
     get_operands,
+    is_complement,
     join_biases,
     kernel_sources,
     unexpected_term,
@@ -83,8 +83,6 @@ class LstmCandidate(CellCandidate):
 
     def with_projection(self, end: Place, kernel: WeightSlice, clip: float) -> LstmCandidate:
         """Return the candidate with a projection, whose last node is the last node of the step."""
-        if kernel.shape[:1] != (self._hidden,):
-            raise NoMatch
         projected = copy(self)
         projected.unprojected_end, projected.end = self.end, end
         projected.kernels = self.kernels | {kernel.source.name: kernel.source}
@@ -102,17 +100,12 @@ class LstmCandidate(CellCandidate):
         states = [k for k, operand in enumerate(self.operands) if operand.kernel.shape[0] == self._output]
         return states[0] if len(states) == 1 else None
 
-    def step(self, state: int) -> CellInGraph:
-        x, h_prev = self.operands[1 - state].place, self.operands[state].place
-        return CellInGraph(self.end.body, x, (self._cs_prev, h_prev), (self._cell.cs, self.end))
-
     def match(self, state: int) -> CellMatch:
         coupled = "i" not in self._gates
         order = "icfo" if coupled else self._order()
         gates = COUPLED_GATES if coupled else GATE_ORDERS[order]
         operands = {name: (self._by_gate[name][1 - state], self._by_gate[name][state]) for name in gates}
         kernels = [[operands[name][k].kernel_rows(self._output, k == 1) for name in gates] for k in (0, 1)]
-        check_sizes(kernels, self._hidden, self._output)
         sources = {"w": join_slices(kernels)}
         sources |= {role: join_slices([[piece]]) for role, piece in self._diagonals.items()}
         sources["b"] = join_biases([self._gates[name] for name in gates], self._hidden, sources["w"].dtype)
@@ -126,8 +119,10 @@ class LstmCandidate(CellCandidate):
             **self._activations,
         }
         tf_class = "" if self._joined else "Keras LSTM"
+        x, h_prev = self.operands[1 - state].place, self.operands[state].place
+        step = CellInGraph(self.end.body, x, (self._cs_prev, h_prev), (self._cell.cs, self.end))
         sizes = kernels[0][0].shape[0], self._hidden, self._output
-        return CellMatch("LSTM", tf_class, self.step(state), sources, self.kernels, sizes, attributes)
+        return CellMatch("LSTM", tf_class, step, sources, self.kernels, sizes, attributes)
 
     def _order(self) -> str:
         """Return the order of the gates in the kernel if layers have it, else "icfo", in which they are joined."""
@@ -157,21 +152,16 @@ def match_lstm(sums: GateSums, end: Place) -> LstmCandidate:
 def match_projected_lstm(sums: GateSums, end: Place) -> LstmCandidate:
     """Match h = (r(o) * a(cs)) @ w_p, which may be clipped."""
     clip = find_clip(sums.reader, end)
-    node, inputs = sums.expect_op(end if clip is None else clip[0], "MatMul")
-    if len(inputs) != 2 or node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
-        raise NoMatch
-    kernel = sums.weight_slice(inputs[1])
-    if len(kernel.shape) != 2:
-        raise NoMatch
-    candidate = match_lstm(sums, sums.reader.resolve_in_step(inputs[0]))
-    return candidate.with_projection(end, kernel, _bound(sums, end, clip))
+    product = sums.read_product(end if clip is None else clip[0])
+    candidate = match_lstm(sums, sums.reader.resolve_in_step(product.place))
+    return candidate.with_projection(end, product.kernel, _bound(sums, end, clip))
 
 
 def _find_cell_state(sums: GateSums, co: Place) -> _CellState | None:
     """Return the cell state that `co` is an activation of, if it is the sum of two products."""
     forms: list[tuple[Activation, Place]] = [(LINEAR, co)]
     if (activated := find_activation(sums.reader, co)) is not None:
-        forms.insert(0, (activated.activation, _activation_input(sums, activated)))
+        forms.insert(0, activated)
     for activation, cs in forms:
         with suppress(NoMatch, UnknownValue):
             clip = find_clip(sums.reader, cs)
@@ -179,17 +169,6 @@ def _find_cell_state(sums: GateSums, co: Place) -> _CellState | None:
             if all(sums.op_name(term) == "Mul" for term in terms):
                 return _CellState(cs, activation, _bound(sums, cs, clip), terms)
     return None
-
-
-def _activation_input(sums: GateSums, activated: ActivatedValue) -> Place:
-    """Return what an activation is applied to, without the number that is a part of the activation."""
-    if activated.added:
-        with suppress(NoMatch, UnknownValue):
-            for value, number in sums.input_orders(activated.inner, "Add"):
-                with suppress(UnknownValue):
-                    if sums.reader.constant_number(number) == activated.added:
-                        return value
-    return activated.inner
 
 
 def _find_factors(sums: GateSums, cell: _CellState, recurrent: Activation) -> _Factors:
@@ -203,7 +182,7 @@ def _find_factors(sums: GateSums, cell: _CellState, recurrent: Activation) -> _F
                 forget, candidate = gates[f], gates[ci]
                 if forget is None or candidate is None:
                     continue
-                coupled = _is_complement(sums, i, f)
+                coupled = is_complement(sums, i, f)
                 if (coupled or gates[i] is not None) and candidate.activation == cell.activation:
                     readings.append(_Factors(None if coupled else gates[i], forget, candidate, cs_prev))
     fitting = [reading for reading in readings if {gate.activation for gate in reading[:2] if gate} == {recurrent}]
@@ -215,15 +194,6 @@ def _find_factors(sums: GateSums, cell: _CellState, recurrent: Activation) -> _F
         raise NoMatch
     reason = "its cell state is not what the block cells have, sigmoid(f) * cs + sigmoid(i) * tanh(ci): it is the node"
     raise Refusal(f"{reason} {cell.cs.name!r}", is_weak=True)
-
-
-def _is_complement(sums: GateSums, place: Place, gate: Place) -> bool:
-    """Return whether a value is 1 minus a gate."""
-    try:
-        minuend, subtrahend = sums.input_pair(place, "Sub")
-        return sums.reader.are_same(subtrahend, gate) and sums.reader.constant_number(minuend) == 1
-    except (NoMatch, UnknownValue):
-        return False
 
 
 def _make_lstm(
@@ -252,10 +222,7 @@ def _find_peephole(sums: GateSums, gate: GateSum, state: Place) -> WeightSlice:
             for vector, operand in sums.input_orders(place, "Mul"):
                 if sums.reader.are_same(operand, state):
                     del gate.other_terms[k]
-                    piece = sums.weight_slice(vector)
-                    if len(piece.shape) != 1:
-                        raise Refusal(f"its peephole weights, {piece.source.name}, are no vector")
-                    return piece
+                    return sums.sources.slice(vector)
     raise unexpected_term(sums, gate.other_terms[0], "a gate")
 
 
@@ -265,6 +232,6 @@ def _bound(sums: GateSums, place: Place, clip: tuple[Place, float, float] | None
         return 0.0
     _, low, high = clip
     if high <= 0 or low != -high:
-        node, _ = sums.expect_op(place)
-        raise Refusal(f"the node {node.name!r} clips to {low:g} to {high:g}; the block cells clip symmetrically")
+        name = sums.reader.resolve_in_step(place).name
+        raise Refusal(f"the node {name!r} clips to {low:g} to {high:g}; the block cells clip symmetrically")
     return high

@@ -9,17 +9,15 @@ from __future__ import annotations
 import re
 
 from ..cell.cell_definition import CellInGraph
+from ..cell.found_cell import format_attribute
 from ..graph.activations import LINEAR
 from ..graph.graph_reader import Place
-from ..graph.op_table import graph_op
 from ..weights.gate_sums import Gate, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
 from .pattern import (
     CellCandidate,
     CellMatch,
     Refusal,
-    activation_name,
-    check_sizes,
     get_operands,
     join_biases,
     kernel_sources,
@@ -39,7 +37,7 @@ class RnnCandidate(CellCandidate):
         operands = get_operands(sums, gate.sum)
         if len(operands) != 2 or gate.sum.other_terms or gate.sum.constant:
             raise NoMatch
-        form = activation_name(gate.activation), *sorted(str(piece.key) for piece in gate.sum.biases)
+        form = format_attribute(gate.activation), *sorted(str(piece.key) for piece in gate.sum.biases)
         super().__init__(end, kernel_sources([operands]), operands, form)
         self._hidden = operands[0].kernel.shape[1]
         self._joined = operands[0].rows != "all"
@@ -55,19 +53,18 @@ class RnnCandidate(CellCandidate):
         states = [k for k, name in enumerate(names) if name.rpartition("/")[2] == _KERAS and square[k]]
         return states[0] if len(states) == 1 else None
 
-    def step(self, state: int) -> CellInGraph:
-        return CellInGraph(self.end.body, self.operands[1 - state].place, (self.operands[state].place,), (self.end,))
-
     def match(self, state: int) -> CellMatch:
         x, h = self.operands[1 - state], self.operands[state]
         kernels = [[x.kernel_rows(self._hidden, False)], [h.kernel_rows(self._hidden, True)]]
-        check_sizes(kernels, self._hidden, self._hidden)
+        if kernels[1][0].shape[0] != self._hidden:
+            raise Refusal(f"its state is of another size than its units, {kernels[1][0].shape[0]} and {self._hidden}")
         sources = {"w": join_slices(kernels)}
         sources["b"] = join_biases([self._gate.sum], self._hidden, sources["w"].dtype)
         tf_class = "" if self._joined else "Keras SimpleRNN"
         attributes = {"activation": self._gate.activation}
+        step = CellInGraph(self.end.body, x.place, (h.place,), (self.end,))
         sizes = kernels[0][0].shape[0], self._hidden
-        return CellMatch("RNN", tf_class, self.step(state), sources, self.kernels, sizes, attributes)
+        return CellMatch("RNN", tf_class, step, sources, self.kernels, sizes, attributes)
 
 
 def match_rnn(sums: GateSums, end: Place) -> RnnCandidate:
@@ -75,10 +72,10 @@ def match_rnn(sums: GateSums, end: Place) -> RnnCandidate:
     gate = sums.read_gate(end)
     if gate is not None:
         return RnnCandidate(sums, end, gate)
-    node, inputs = sums.expect_op(end)
-    for inner in inputs if graph_op(node).refusal else ():
+    op, inputs = sums.reader.op(end), sums.reader.inputs_at(end)
+    for inner in inputs if op.refusal else ():
         gate = sums.read_gate(inner)
         if gate is not None:
             states = tuple(operand.place for operand in get_operands(sums, gate.sum))
-            raise Refusal(f"the node {node.name!r} is a {node.op}, which is no activation of layers", states=states)
+            raise Refusal(f"the node {end.name!r} is a {op.name}, which is no activation of layers", states=states)
     raise NoMatch

@@ -1,6 +1,6 @@
 """Cells that are one node, a block op: LSTMBlockCell, BlockLSTM, BlockLSTMV2 and GRUBlockCell.
 
-In come a node and the weights of its graph; out goes a `CellDefinition` with the step by the op's formula.
+In come a node and the weights of its graph; out goes a `CellDefinition`, whose step is the formula of its layer.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 from ....gates import GATE_ORDERS
 from ....optable import OPS, Op
 from ...graphs import Node
-from ..cell.cell_definition import CellDefinition, CellInGraph, formula_step
+from ..cell.cell_definition import CellDefinition, CellInGraph
 from ..graph.graph_reader import Place, UnknownValue
-from ..weights.weight_slices import WeightSlices, join_slices
-from ..weights.weight_sources import WeightSource
+from ..weights.weight_slices import WeightSource, join_slices
+from ..weights.weight_sources import WeightSources
 
 BLOCKS = {name: OPS[name] for name in ("LSTMBlockCell", "BlockLSTM", "BlockLSTMV2", "GRUBlockCell")}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def read_block_op(weights: WeightSlices, body: str, node: Node) -> CellDefinition:
+def read_block_op(weights: WeightSources, body: str, node: Node) -> CellDefinition:
     """Define the cell that the node of a block op is, or refuse it."""
     op = BLOCKS[node.op]
     layer_kind = "GRU" if "w_ru" in {tensor.name for tensor in op.weights} else "LSTM"
@@ -32,12 +32,12 @@ def read_block_op(weights: WeightSlices, body: str, node: Node) -> CellDefinitio
     try:
         attributes = _attributes(op, node)
         roles = ["seq_len_max"] * op.sequence + [tensor.name for tensor in op.inputs]
-        inputs = weights.reader.inputs(body, node)
+        inputs = weights.reader.inputs_at(Place(body, node.name))
         for tensor in op.weights:
             if tensor.peephole and not attributes["use_peephole"]:
                 continue  # the op does not read this input
             role = tensor.name
-            sources[role] = join_slices([[weights.weight_slice(inputs[roles.index(role)])]])
+            sources[role] = join_slices([[weights.slice(inputs[roles.index(role)])]])
         state_names = [tensor.name for tensor in op.inputs if tensor.kind == "state"]
         states = tuple(inputs[roles.index(name)] for name in state_names)
         outputs = [tensor.name for tensor in op.outputs]
@@ -53,7 +53,6 @@ def read_block_op(weights: WeightSlices, body: str, node: Node) -> CellDefinitio
         layer_kind=layer_kind,
         sources=sources,
         attributes=attributes,
-        step=formula_step(op),
         in_graph=in_graph,
         refusal=refusal,
     )

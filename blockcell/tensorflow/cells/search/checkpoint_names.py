@@ -1,27 +1,24 @@
 """The search for cells in a checkpoint without graph: by the names of its variables, and by their shapes.
 
-In come the variables; out go cells, with formulas of steps that their layers are checked against.
+In come the variables; out go cells, whose layers are checked against formulas.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ....convert.keras_layers import cell_from_arrays
 from ....convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope, exchange_by_shape
-from ....formulas import lstm_layer
-from ....gates import COUPLED_GATES, GATE_ORDERS, ORDERS, reorder
+from ....gates import ORDERS, reorder
 from ....layers import LSTM
-from ....optable import OPS, Array, sizes_of
+from ....optable import Array, sizes_of
 from ...variables import Variables, alike
-from ..cell.cell_definition import LAYER_SPECS, CellDefinition, StepFunction, formula_step
-from ..cell.layer_check import State, Weights
-from ..weights.weight_slices import zero_bias
-from ..weights.weight_sources import AVERAGE, WeightSource
+from ..cell.cell_definition import LAYER_SPECS, CellDefinition
+from ..weights.weight_slices import AVERAGE, WeightSource, zero_bias
 from .refusals import refused_cell_name
 
 _SLOT = re.compile(
@@ -101,24 +98,14 @@ def _lstm_cell(last: str, sources: dict[str, WeightSource], refusal: str | None)
         **({"proj_clip": None} if "w_p" in sources else {}),
         **({"coupled": True} if coupled else {"gate_order": ORDERS["TF1 LSTM"]}),
     }
-    return CellDefinition(tf_class, sources=sources, attributes=attributes, step=_lstm_step, refusal=refusal)
-
-
-def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    arguments: dict[str, Any] = dict(weights)
-    arguments |= {name: attributes[name] for name in ("forget_bias", "cell_clip", "proj_clip") if name in attributes}
-    gates = COUPLED_GATES if attributes.get("coupled") else GATE_ORDERS[ORDERS["TF1 LSTM"]]
-    result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **arguments)
-    return result.cs[0], result.h[0]
+    return CellDefinition(tf_class, sources=sources, attributes=attributes, refusal=refusal)
 
 
 def _cudnn_gru(sources: dict[str, WeightSource], refusal: str | None) -> CellDefinition:
     """Define a GRU that resets after the product, with two kernels for the candidate, one for x and one for h."""
     w_cx, w_ch = sources["w_cx"], sources["w_ch"]
-    if refusal is None and (len(w_cx.shape) != 2 or len(w_ch.shape) != 2 or w_cx.shape[1] != w_ch.shape[1]):
-        shapes = f"{w_cx.shape} and {w_ch.shape}"
-        refusal = f"the kernels of its candidate have the shapes {shapes}; expected (I, H) and (H, H)"
-    shape = (w_cx.shape[0] + w_ch.shape[0], w_ch.shape[1]) if refusal is None else ()
+    fits = len(w_cx.shape) == 2 and w_cx.shape[1:] == w_ch.shape[1:]
+    shape = (w_cx.shape[0] + w_ch.shape[0], w_ch.shape[1]) if fits else ()
     w_c = _combine([w_cx, w_ch], shape, lambda suffix: np.concatenate([w_cx.read(suffix), w_ch.read(suffix)]))
     weights = {"w_ru": sources["w_ru"], "w_c": w_c, "b_ru": sources["b_ru"]}
     weights |= {"b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
@@ -144,10 +131,8 @@ def _keras_cell(variables: Variables, scope: str) -> CellDefinition | None:
         return CellDefinition(tf_class, layer_kind=layer_kind, sources={role: kernel}, refusal=refusal)
     resets_after = layer_kind == "GRU" and len(biases[0].shape) == 2
     attributes: dict[str, Any] = {"reset_after": True} if resets_after else {}
-    step: StepFunction | None = None
     keras_order = ORDERS["Keras LSTM"]
     if layer_kind == "LSTM":
-        step = formula_step(OPS["BlockLSTMV2"])
         attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": keras_order}
     elif layer_kind == "RNN":
         attributes = {"activation": None}
@@ -164,7 +149,7 @@ def _keras_cell(variables: Variables, scope: str) -> CellDefinition | None:
             sources[tensor.name] = _combine([kernel, recurrent], shape, read)
         elif tensor.kind == "bias":
             sources[tensor.name] = _combine(biases, shape, read) if biases else zero_bias(shape[0], kernel.dtype)
-    return CellDefinition(tf_class, layer_kind=layer_kind, sources=sources, attributes=attributes, step=step)
+    return CellDefinition(tf_class, layer_kind=layer_kind, sources=sources, attributes=attributes)
 
 
 def _keras_refusal(

@@ -15,8 +15,8 @@ from ..cell.cell_definition import CellInGraph
 from ..graph.graph_reader import GraphReader, Place, StateOrigins, UnknownValue
 from ..graph.op_table import SHOWN, graph_op
 from ..patterns.pattern import Refusal
-from ..weights.weight_sources import WeightSource
-from .recurrences import Recurrence, WeightProduct
+from ..weights.weight_slices import WeightSource
+from .recurrences import Recurrence, WeightProducts
 
 _CELL = re.compile(r"\A(lstm|gru)|(lstm|gru|rnn|sru|nas|cfn)\w*_cell(_\d+)?\Z", re.IGNORECASE)
 _OTHER = re.compile(
@@ -37,7 +37,7 @@ class RefusedNodes(NamedTuple):
 def refuse_unsupported(
     reader: GraphReader,
     unsupported: Mapping[Place, Refusal],
-    products: Sequence[WeightProduct],
+    products: WeightProducts,
     recurrence_by_place: Mapping[Place, Recurrence],
     matched_kernels: Collection[str],
 ) -> dict[Place, RefusedNodes]:
@@ -47,8 +47,7 @@ def refuse_unsupported(
     of cells that match. The result has refusals by their last nodes, as has that of `refuse_recurrences`.
     """
     refused: dict[Place, RefusedNodes] = {}
-    product_by_place = {product.place: product for product in products}
-    kernels_by_end = {end: _kernels_before(reader, end, product_by_place) for end in unsupported}
+    kernels_by_end = {end: _kernels_before(reader, end, products) for end in unsupported}
     for end, refusal in unsupported.items():
         kernels = {name: kernel for name, kernel in kernels_by_end[end].items() if name not in matched_kernels}
         recurrence = recurrence_by_place.get(end)
@@ -73,24 +72,20 @@ def refuse_recurrences(
     for recurrence in sorted(recurrences, key=lambda recurrence: _revealing_node(recurrence) is None):
         kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in cell_kernels}
         is_cell = len(kernels) < len(recurrence.kernels)
-        is_refused = not recurrence.places.isdisjoint(refused) or not recurrence.places.isdisjoint(refusals)
+        is_refused = any(place in refused or place in refusals for place in recurrence.nodes)
         if recurrence.may_have_gates and not is_cell and not is_refused:
-            refusals[recurrence.product.place] = RefusedNodes(_explain_refusal(recurrence), kernels)
+            refusals[recurrence.product] = RefusedNodes(_explain_refusal(recurrence), kernels)
     return refusals
 
 
-def _kernels_before(
-    reader: GraphReader, end: Place, products: Mapping[Place, WeightProduct]
-) -> dict[str, WeightSource]:
+def _kernels_before(reader: GraphReader, end: Place, products: WeightProducts) -> dict[str, WeightSource]:
     """Return the kernels of the products that a value is computed from within a step, by their names."""
     kernels: dict[str, WeightSource] = {}
 
     def predecessors(place: Place) -> Sequence[Place]:
-        if place in products:
-            kernels[products[place].kernel.name] = products[place].kernel
-            return ()
-        with suppress(UnknownValue):  # it is not in the file
-            return () if reader.op(place).name in ("Merge", "Enter") else reader.inputs_at(place)
+        if place not in products:
+            return reader.inputs_in_step(place)
+        kernels[products[place].name] = products[place]
         return ()
 
     reader.walk([end], predecessors, most=_MOST_BEFORE, near_first=True)
@@ -146,7 +141,7 @@ def _random_node(reader: GraphReader, conditions: Iterable[Place]) -> Node | Non
 def _revealing_node(recurrence: Recurrence) -> str | None:
     """Describe the node of a recurrence that surely shows another cell; None if there is none."""
     for refusal in SHOWN:
-        for node in recurrence.nodes:
+        for node in recurrence.nodes.values():
             if graph_op(node).refusal == refusal:
                 return f"{refusal}: the node {node.name!r} is a {node.op}"
     return None
@@ -156,13 +151,13 @@ def _explain_refusal(recurrence: Recurrence) -> str:
     """Explain why a recurrence is none of the cells."""
     if reason := _revealing_node(recurrence):
         return reason
-    for node in recurrence.nodes:
+    for node in recurrence.nodes.values():
         if not graph_op(node).in_known_cells:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
-    return _explain_product(recurrence.product.node, recurrence.kernels[0].name)
+    return _explain_product(recurrence.product, recurrence.kernels[0].name)
 
 
-def _explain_product(product: Node, kernel: str) -> str:
+def _explain_product(product: Place, kernel: str) -> str:
     return f"what follows the product {product.name!r} with {kernel} is no RNN, LSTM or GRU"
 
 
@@ -190,12 +185,12 @@ def cell_scope(kernel: str) -> str:
     return re.sub(r"/(gates|candidate|projection)\Z", "", kernel.lstrip("?").rpartition("/")[0])
 
 
-def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iterator[tuple[WeightProduct, str]]:
+def refuse_by_name(products: WeightProducts, covered: set[str]) -> Iterator[tuple[Place, str]]:
     """Refuse kernels that have the names of cells and are in no known cell."""
     around = range(1, _MOST_AROUND + 1)
     covered_scopes = {name.lstrip("?").rsplit("/", k)[0] for name in covered if "/" in name for k in around}
-    for product in products:
-        name, scope = product.kernel.name, cell_scope(product.kernel.name)
-        if _has_cell_name(name) and scope not in covered_scopes:
+    for place, kernel in products.items():
+        scope = cell_scope(kernel.name)
+        if _has_cell_name(kernel.name) and scope not in covered_scopes:
             covered_scopes.add(scope)
-            yield product, refused_cell_name(scope) or _explain_product(product.node, name)
+            yield place, refused_cell_name(scope) or _explain_product(place, kernel.name)

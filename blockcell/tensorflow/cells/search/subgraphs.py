@@ -49,8 +49,9 @@ from ..patterns.lstm import match_lstm, match_projected_lstm
 from ..patterns.pattern import CellCandidate, CellMatch, Refusal
 from ..patterns.rnn import match_rnn
 from ..weights.gate_sums import GateSums, NoMatch
-from ..weights.weight_sources import WeightSource, WeightSources
-from .recurrences import Recurrence, WeightProduct, find_recurrences, find_weight_products
+from ..weights.weight_slices import WeightSource
+from ..weights.weight_sources import WeightSources
+from .recurrences import Recurrence, WeightProducts, find_recurrences, find_weight_products
 from .refusals import (
     RefusedNodes,
     cell_scope,
@@ -81,8 +82,8 @@ def search_subgraphs(sources: WeightSources, weights_of_block_ops: set[str]) -> 
     products = _running_products(reader, find_weight_products(sums))
     dependences = Dependences(reader)
     recurrences = find_recurrences(reader, dependences, products)
-    recurrence_by_place = {place: recurrence for recurrence in recurrences for place in recurrence.places}
-    candidates, unsupported = _match_patterns(sums, {product.body for product in products} | reader.running_bodies)
+    recurrence_by_place = {place: recurrence for recurrence in recurrences for place in recurrence.nodes}
+    candidates, unsupported = _match_patterns(sums, {place.body for place in products} | reader.running_bodies)
     matches, refused = _CandidateMatcher(reader, dependences, recurrence_by_place).match(candidates)
     matched_kernels = {name for match in matches for name in match.kernels}
     refused |= refuse_unsupported(reader, unsupported, products, recurrence_by_place, matched_kernels)
@@ -94,8 +95,8 @@ def search_subgraphs(sources: WeightSources, weights_of_block_ops: set[str]) -> 
         refused_kernels |= kernels.keys()
     needed_matches = _drop_unused_steps(reader, dependences, matches)
     cells += _define_cells(sums, [match for match in needed_matches if refused_kernels.isdisjoint(match.kernels)])
-    for product, reason in refuse_by_name(products, weights_of_block_ops | matched_kernels | refused_kernels):
-        cells.append(_refuse_cell(product.place, reason, {product.kernel.name: product.kernel}))
+    for place, reason in refuse_by_name(products, weights_of_block_ops | matched_kernels | refused_kernels):
+        cells.append(_refuse_cell(place, reason, {products[place].name: products[place]}))
     return cells
 
 
@@ -103,8 +104,7 @@ def _match_patterns(sums: GateSums, bodies: Collection[str]) -> tuple[list[CellC
     """Match each pattern with all nodes of some bodies; return candidates, and the cells that no layer computes."""
     candidates: list[CellCandidate] = []
     unsupported: dict[Place, Refusal] = {}
-    nodes = [(body, node) for body, node in sums.reader.all_nodes() if body in bodies]
-    ends = [(graph_op(node).name, Place(body, node.name)) for body, node in nodes]
+    ends = [(graph_op(node).name, Place(body, node.name)) for body, node in sums.reader.all_nodes() if body in bodies]
     for pattern, last_ops in _PATTERNS:
         for op, end in ends:
             if op not in last_ops:
@@ -142,31 +142,28 @@ class _CandidateMatcher:
         for key, group in groups.items():
             if key in proven_keys:
                 steps, kernels = [step for step in group if step.end not in unprojected_ends], group[0].kernels
-                group_matches, reasons = self._match_steps(steps, kernels, state_keys[key])
+                group_matches, reasons = self._match_steps(steps, state_keys[key])
                 matches += group_matches.values()
                 refused |= {end: RefusedNodes(reason, kernels) for end, reason in reasons.items()}
                 unprojected_ends |= {candidate.unprojected_end for candidate in group_matches}
         return matches, refused
 
     def _match_steps(
-        self, candidates: Sequence[CellCandidate], kernels: Collection[str], state_keys: Collection[_Key]
+        self, candidates: Sequence[CellCandidate], state_keys: Collection[_Key]
     ) -> tuple[dict[CellCandidate, CellMatch], dict[Place, str]]:
         """Match the steps of a cell; return matches by candidates, and reasons to refuse steps by their last nodes."""
-        numbers_or_none = {candidate: _state_number(candidate, state_keys) for candidate in candidates}
-        numbers = {candidate: number for candidate, number in numbers_or_none.items() if number is not None}
-        unknown_state = f"it cannot be told which of its kernels, {' and '.join(kernels)}, is for its state"
-        unknown = {candidate.end: unknown_state for candidate in candidates if candidate not in numbers}
-        steps = [candidate.step(number) for candidate, number in numbers.items()]
-        reasons = find_misused_states(self._reader, steps, self._gate_places)
         matches: dict[CellCandidate, CellMatch] = {}
-        for candidate, number in numbers.items():
+        reasons: dict[Place, str] = {}
+        for candidate in candidates:
             try:
-                if candidate.end not in reasons:
-                    matches[candidate] = candidate.match(number)
+                matches[candidate] = candidate.match(_state_number(candidate, state_keys))
             except (Refusal, UnknownValue) as error:
                 reasons[candidate.end] = str(error)
+        steps = [match.step for match in matches.values()]
+        misused = find_misused_states(self._reader, steps, self._gate_places)
+        matches = {candidate: match for candidate, match in matches.items() if candidate.end not in misused}
         ignored_ends = {step.h for step in steps if self._is_uncalled(step)} if matches else set[Place]()
-        return matches, unknown | {end: reason for end, reason in reasons.items() if end not in ignored_ends}
+        return matches, reasons | {end: reason for end, reason in misused.items() if end not in ignored_ends}
 
     def _is_uncalled(self, step: CellInGraph) -> bool:
         """Return whether nothing passes states to a step, as in a function that Keras stores for the cell alone."""
@@ -222,25 +219,29 @@ class _CandidateMatcher:
         return () if origin is None else (origin,)
 
 
-def _state_number(candidate: CellCandidate, state_keys: Collection[_Key]) -> int | None:
-    """Return the number of the operand that is the state, by the keys of operands that surely are; None if unknown."""
+def _state_number(candidate: CellCandidate, state_keys: Collection[_Key]) -> int:
+    """Return the number of the operand that is the state, by the keys of operands that surely are."""
     numbers = [k for k, operand in enumerate(candidate.operands) if operand.key in state_keys]
-    return numbers[0] if len(numbers) == 1 else candidate.guess_state()
+    number = numbers[0] if len(numbers) == 1 else candidate.guess_state()
+    if number is None:
+        kernels = " and ".join(candidate.kernels)
+        raise Refusal(f"it cannot be told which of its kernels, {kernels}, is for its state")
+    return number
 
 
-def _running_products(reader: GraphReader, products: Sequence[WeightProduct]) -> list[WeightProduct]:
-    """List the products without functions that nothing runs, if what runs has products with all of their weights."""
+def _running_products(reader: GraphReader, products: WeightProducts) -> WeightProducts:
+    """Return the products without functions that nothing runs, if what runs has products with all of their weights."""
     running = reader.running_bodies
-    kernels = {product.kernel.name for product in products if product.body in running}
-    bodies = {product.body for product in products if product.kernel.name not in kernels} | running
-    return [product for product in products if product.body in bodies]
+    kernels = {kernel.name for place, kernel in products.items() if place.body in running}
+    bodies = {place.body for place, kernel in products.items() if kernel.name not in kernels} | running
+    return {place: kernel for place, kernel in products.items() if place.body in bodies}
 
 
 def _drop_unused_steps(reader: GraphReader, dependences: Dependences, matches: list[CellMatch]) -> list[CellMatch]:
     """List the matches without unused steps outside of a loop of the same cell, as Keras has them to learn shapes."""
-    in_loop = {match.end: reader.state_origins(match.step.states[-1]).in_loop for match in matches}
-    loops = {tuple(match.kernels) for match in matches if in_loop[match.end]}
-    outside = {match.end for match in matches if not in_loop[match.end] and tuple(match.kernels) in loops}
+    in_loop = {match.step.h: reader.state_origins(match.step.states[-1]).in_loop for match in matches}
+    loops = {tuple(match.kernels) for match in matches if in_loop[match.step.h]}
+    outside = {match.step.h for match in matches if not in_loop[match.step.h] and tuple(match.kernels) in loops}
 
     def is_used(end: Place) -> bool:
         """Return whether a result depends on a step. Results of the graph itself are what nothing reads."""
@@ -251,7 +252,7 @@ def _drop_unused_steps(reader: GraphReader, dependences: Dependences, matches: l
                     return True
         return False
 
-    return [match for match in matches if match.end not in outside or is_used(match.end)]
+    return [match for match in matches if match.step.h not in outside or is_used(match.step.h)]
 
 
 def _cell_class(kernels: dict[str, WeightSource]) -> str:
@@ -267,44 +268,42 @@ def _refuse_cell(end: Place, reason: str, kernels: dict[str, WeightSource]) -> C
 
 def _define_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[CellDefinition]:
     """Define the cells of matches, each with the program of its step, or refused if that is not understood."""
-    programs: dict[_Key, StepProgram | str] = {}
+    compiled: dict[_Key, dict[str, Any]] = {}
     keys = []
     for match in matches:
         sources = [(role, source.name) for role, source in match.sources.items()]
-        keys.append((match.end.body, *sources, *match.attributes.items()))
-        if not isinstance(programs.get(keys[-1]), StepProgram):
-            programs[keys[-1]] = _compile_step(sums, match)
+        keys.append((match.step.h.body, *sources, *match.attributes.items()))
+        if "step" not in compiled.get(keys[-1], {}):
+            compiled[keys[-1]] = _compile_step(sums.sources, match)
     for key, match in zip(keys, matches, strict=True):
-        program, tf_class, end = programs[key], match.tf_class or _cell_class(match.kernels), match.end
-        compiled: dict[str, Any] = {"refusal": program}
-        if isinstance(program, StepProgram):
-            compiled = {"step": program.step, "step_sources": program.sources}
+        tf_class = match.tf_class or _cell_class(match.kernels)
         yield CellDefinition(
             tf_class if match.layer_kind in tf_class else match.layer_kind,
-            [end.name],
+            [match.step.h.name],
             layer_kind=match.layer_kind,
             sources=match.sources,
             attributes=match.attributes,
             in_graph=match.step,
-            **compiled,
+            **compiled[key],
         )
 
 
-def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:
-    """Compile the nodes of a match, or return why they are no function of its input and its states."""
-    step, resolve = match.step, sums.reader.resolve
+def _compile_step(weights: WeightSources, match: CellMatch) -> dict[str, Any]:
+    """Return the program of a match for its definition, or why its nodes are no function of its input and states."""
+    step, resolve = match.step, weights.reader.resolve
     try:
         places = [resolve(place) for place in (step.x, *step.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
-            return "its input and its states are not told apart: they come from one node"
+            return {"refusal": "its input and its states are not told apart: they come from one node"}
         if not {*places}.isdisjoint(resolve(place) for place in step.results):
-            return "a step reads what it computes itself"
+            return {"refusal": "a step reads what it computes itself"}
         leaves = {leaf for source in match.sources.values() for leaf in source.leaves}
         for place, size in zip(places, match.sizes, strict=True):
             with suppress(UnknownValue):  # most are computed, or fed
-                piece = sums.weight_slice(place)
+                piece = weights.slice(place)
                 if piece.shape[1:] != (size,) or not leaves.isdisjoint(piece.source.leaves):
-                    return f"its input or a state is of {piece.source.name}, of the shape {piece.shape}"
-        return StepProgram(sums, step.x, step.states, step.results, match.sizes)
+                    return {"refusal": f"its input or a state is of {piece.source.name}, of the shape {piece.shape}"}
+        program = StepProgram(weights, step.x, step.states, step.results, match.sizes)
+        return {"step": program.step, "step_sources": program.sources}
     except UnknownValue as unknown:
-        return f"its nodes are not understood: {unknown}"
+        return {"refusal": f"its nodes are not understood: {unknown}"}

@@ -33,7 +33,7 @@ from ..graph.node_functions import reverse_rows
 from ..graph.op_table import RANDOM, graph_op
 from ..graph.while_loops import WhileLoops
 from ..weights.weight_sources import WeightSources
-from .output_forms import Form, OutputForms, find_origins
+from .output_forms import Form, find_form, find_origins
 from .sequences import CellRun
 
 CALLER = "blockcell.tensorflow"
@@ -65,7 +65,8 @@ class MadeLayer:
         for leaf in self.layer._leaves().values():
             for k, (name, made) in enumerate(remaining):
                 weights = leaf.weights.keys() == made.weights.keys() and made.weights
-                if weights and all(np.array_equal(leaf.weights[role], array) for role, array in weights.items()):
+                pairs = ((leaf.weights[role], array) for role, array in (weights or {}).items())
+                if weights and all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
                     names[id(leaf)] = name
                     del remaining[k]
                     break
@@ -73,11 +74,7 @@ class MadeLayer:
 
 
 class _OtherSize(Exception):
-    """The graph fixes T or B to a size that was not chosen."""
-
-    def __init__(self, letter: str, size: int) -> None:
-        super().__init__()
-        self.letter, self.size = letter, size
+    """The graph fixes T or B, the first argument, to a size that was not chosen, the second one."""
 
 
 class GraphConnections:
@@ -112,11 +109,10 @@ class GraphConnections:
                     remarks |= {} if is_long else dict.fromkeys(_Trial(self, made, used, T, B, fixed).compare())
                 break
             except _OtherSize as other:
-                if other.letter in fixed:
-                    raise _difference(
-                        f"the graph has {other.letter} = {other.size} and {fixed[other.letter]}"
-                    ) from None
-                fixed[other.letter] = other.size
+                letter, size = other.args
+                if letter in fixed:
+                    raise _difference(f"the graph has {letter} = {size} and {fixed[letter]}") from None
+                fixed[letter] = size
         else:
             raise NotCompared("it fixes the numbers of steps and rows in more than one way")
         for letter, size in fixed.items():
@@ -140,10 +136,9 @@ class GraphConnections:
 
     def shape(self, place: Place) -> tuple[int | None, ...] | None:
         """Return the shape of a value as far as the graph tells it; None if it tells nothing."""
-        node = self.reader.node(place)
-        attrs = {} if node is None else node.attrs
+        attrs = self.reader.attrs(place)
         shapes, shape = attrs.get("_output_shapes"), attrs.get("shape")
-        if node is None or graph_op(node).name != "Placeholder" or not shape:
+        if self.reader.op(place).name != "Placeholder" or not shape:
             shape = shapes[place.output] if isinstance(shapes, list) and place.output < len(shapes) else None
         return shape if isinstance(shape, tuple) else None
 
@@ -154,6 +149,10 @@ class GraphConnections:
             self._reached[k] = self.dependences.reached(results)
         return self._reached[k]
 
+    def depends_on(self, place: Place, k: int) -> bool:
+        """Return whether a value depends on the results of a run."""
+        return self.dependences.joined(place) in self.reached(k)
+
     @cached_property
     def random_places(self) -> dict[Place, None]:
         """The places that depend on random numbers, as those of dropout."""
@@ -162,20 +161,14 @@ class GraphConnections:
             Place(body, node.name) for body, node in nodes if graph_op(node).refusal == RANDOM
         )
 
-    def frame(self, body: str) -> Frame:
+    def frame(self, body: str, depth: int = 0) -> Frame:
         """Return the frame of a body that runs once."""
-        chain: list[tuple[str, str]] = []
         callers = self.loops.callers(body)
-        while callers:
-            if callers[0].loop_body or len(chain) > DEEPEST:
-                raise UnknownValue(f"the function {body!r}, which is in a loop")
-            chain.append((body, callers[0].node.name))
-            body = callers[0].body
-            callers = self.loops.callers(body)
-        frame = Frame(body)
-        for body, caller in reversed(chain):
-            frame = Frame(body, frame, caller)
-        return frame
+        if not callers:
+            return Frame(body)
+        if callers[0].loop_body or depth > DEEPEST:
+            raise UnknownValue(f"the function {body!r}, which is in a loop")
+        return Frame(body, self.frame(callers[0].body, depth + 1), callers[0].node.name)
 
 
 class _Trial:
@@ -200,11 +193,6 @@ class _Trial:
         }
         """The states behind each step of each cell, in the order of time in which the cell runs."""
         self._lengths = np.full(B, T)
-        joined = graph.dependences.joined
-        self._results_by_place = {
-            joined(place): k for k in used for step in graph.runs[k].steps for place in step.results
-        }
-        """The runs by the places of their results."""
         self._reads: dict[str, Array] = {}
 
     def compare(self) -> Iterator[str]:
@@ -371,14 +359,13 @@ class _Trial:
             for place, array, known in zip(step.states, expected, cell.links.initial_states, strict=False)
             if not self._is_state(frame, place, array, evaluation) and (known.source is None or array is None)
         ]
-        is_fed = True
+        is_fed, depends_on = True, self._graph.depends_on
         for place in places:
             variable = self._graph.loops.loop_variable(place)
             start = place if variable is None else variable.initial
-            origin = self._graph.dependences.origin(start, self._results_by_place)
-            if origin is not None and self._results_by_place[origin] != k:
-                other = self._used[self._results_by_place[origin]]
-                raise _difference(f"{name} starts from the state of {other}, and in the layer from zeros")
+            others = [other for number, other in self._used.items() if number != k and depends_on(start, number)]
+            if others:
+                raise _difference(f"{name} starts from the state of {others[-1]}, and in the layer from zeros")
             origin = self._graph.reader.resolve(start)
             is_fed = is_fed and self._graph.reader.op(origin).name == "Placeholder"
         if not is_fed:
@@ -411,7 +398,6 @@ class _Trial:
             np.concatenate([array[-1] for array in arrays], 1)
             for arrays in zip(*(self._results[name] for name in self._made.top), strict=False)
         ]
-        forms = OutputForms(y, widths[0], last_states)
         found: dict[Place, Form] = {}
         wrong, swapped = list[str](), list[str]()
         unknown: list[UnknownValue] = []
@@ -419,7 +405,7 @@ class _Trial:
         for left, right in product(forward, backward):
             for place in self._graph.dependences.first_merges(self._graph.reached(left), self._graph.reached(right)):
                 try:
-                    form = forms.find(self._merged(place, evaluation))
+                    form = find_form(self._merged(place, evaluation), y, widths[0], last_states)
                     if form is None and place in self._graph.random_places:
                         raise UnknownValue(f"the node {place.name!r}, which depends on random numbers")
                     if form is None:
@@ -448,11 +434,7 @@ class _Trial:
         if node is None or node.op != "ConcatV2":
             return evaluation.array(frame, place)
         runs = [k for name in self._made.top for k in self._runs_of(name)]
-        parts = [
-            part
-            for part in inputs[:-1]
-            if any(self._graph.dependences.joined(part) in self._graph.reached(k) for k in runs)
-        ]
+        parts = [part for part in inputs[:-1] if any(self._graph.depends_on(part, k) for k in runs)]
         arrays = [evaluation.array(frame, part) for part in parts]
         axis = int(evaluation.array(frame, inputs[-1]))
         try:
@@ -462,19 +444,19 @@ class _Trial:
 
     def _order_remarks(self, y: Array, merged: Mapping[Place, Form], evaluation: GraphEvaluation) -> Iterator[str]:
         """Yield remarks if the graph reads y from the last step to the first alone, of both directions or of each."""
-        reached = self._graph.dependences.reached
         if len(self._made.top) == 2 and merged:
             wholes = [place for place, form in merged.items() if form.kind == "all"]
-            outputs = [(" and ".join(self._made.top), chain(wholes, reached(wholes)), y)]
+            outputs = [(" and ".join(self._made.top), wholes, y)]
         else:
             outputs = []
             for name in self._made.top:
                 h = self._results[name][-1]
-                for k in self._runs_of(name):
-                    places = chain((step.h for step in self._graph.runs[k].steps), self._graph.reached(k))
-                    outputs.append((name, places, self._reversed(h) if self._made.cells[name].reverse else h))
-        for name, places, natural in outputs:
-            values = {place: self._output(place, evaluation) for place in islice(places, _MOST_OUTPUTS)}
+                natural = self._reversed(h) if self._made.cells[name].reverse else h
+                runs = [self._graph.runs[k] for k in self._runs_of(name)]
+                outputs += [(name, [step.h for step in run.steps], natural) for run in runs]
+        for name, starts, natural in outputs:
+            places = islice(chain(starts, self._graph.dependences.reached(starts)), _MOST_OUTPUTS)
+            values = {place: self._output(place, evaluation) for place in places}
             forwards, backwards = (
                 {place for place, value in values.items() if value is not None and _is_either(value, array)}
                 for array in (natural, self._reversed(natural))
@@ -499,44 +481,34 @@ class _Trial:
             if self._used[k] not in self._made.top:
                 continue
             inside = self._inside(self._graph.runs[k])
-            for place in islice(self._graph.reached(k), _MOST_OUTPUTS):
-                frames = [] if place in inside else self._frames_of(place.body, frame)
-                owners = [self._owners(place, other, evaluation) for other in frames]
-                for low in sorted(set().union(*owners) - {*self._made.top}):
-                    if any(self._used[k] in found and low in found for found in owners):
+            for place in islice((place for place in self._graph.reached(k) if place not in inside), _MOST_OUTPUTS):
+                for owners in self._owners(place, frame, evaluation):
+                    for low in sorted(owners - {*self._made.top}) if self._used[k] in owners else ():
                         read = f"y of {low} beside y of {self._used[k]}, by the node {place.name!r}"
                         yield f"the graph reads {plain(read)}: the layer gives the latter alone"
 
-    def _owners(self, place: Place, frame: Frame, evaluation: GraphEvaluation) -> set[str]:
-        """Return the cells whose outputs a node reads as they are."""
-        owners: set[str] = set()
-        for part in self._graph.reader.inputs_at(place):
-            with suppress(UnknownValue):
-                value = evaluation.array(frame, part)
-                first = value.flat[0] if value.size and value.dtype.kind == "f" else 0.0
-                h_by_name = {name: arrays[-1] for name, arrays in self._results.items()}
-                near = (name for name, h in h_by_name.items() if (h == first).any())
-                owners.update(name for name in near if find_origins(value, h_by_name[name]) is not None)
-        return owners
-
     def _inside(self, run: CellRun) -> set[Place]:
         """Return the places of the nodes in a cell."""
-        reader, inside = self._graph.reader, set[Place]()
-        for step in run.steps:
-            outside = {reader.resolve(place) for place in (step.x, *step.states)}
+        reader = self._graph.reader
+        outside = {reader.resolve(place) for step in run.steps for place in (step.x, *step.states)}
+        results = [place for step in run.steps for place in step.results]
+        starts = [place for result in results for place in reader.inputs_in_step(result)]
+        walked = reader.walk(starts, lambda place: () if place in outside else reader.inputs_in_step(place))
+        return {*map(self._graph.dependences.joined, [*results, *walked])}
 
-            def before(place: Place, outside: Collection[Place] = outside) -> Sequence[Place]:
-                return () if place in outside or reader.op(place).name == "Merge" else reader.inputs_at(place)
-
-            inside.update(map(self._graph.dependences.joined, reader.walk(step.results, before)))
-        return inside
-
-    def _frames_of(self, body: str, loop_frame: Frame) -> list[Frame]:
-        """Return the frame of a body, if it runs once, and that of a loop in it."""
-        frames = [loop_frame] if loop_frame.body == body else []
+    def _owners(self, place: Place, loop_frame: Frame, evaluation: GraphEvaluation) -> Iterator[set[str]]:
+        """Yield the cells whose outputs a node reads as they are: in a step of a loop, and where its body runs once."""
+        frames = [loop_frame] if loop_frame.body == place.body else []
         with suppress(UnknownValue):
-            frames.append(self._graph.frame(body))
-        return list(dict.fromkeys(frames))
+            frames.append(self._graph.frame(place.body))
+        for frame in dict.fromkeys(frames):
+            owners: set[str] = set()
+            for part in self._graph.reader.inputs_at(place):
+                with suppress(UnknownValue):
+                    value = evaluation.array(frame, part)
+                    near = ((name, h) for name, (*_, h) in self._results.items() if np.isin(value.flat[:1], h).all())
+                    owners.update(name for name, h in near if find_origins(value, h) is not None)
+            yield owners
 
     def _output(self, place: Place, evaluation: GraphEvaluation) -> Array | None:
         try:

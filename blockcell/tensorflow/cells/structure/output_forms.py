@@ -27,35 +27,33 @@ class Form(NamedTuple):
     """Whether the backward direction is on the left side."""
 
 
-class OutputForms:
-    """Finds what values are, of the outputs of the top cells."""
+def find_form(value: Array, y: Array, width: int, last_states: Sequence[Array]) -> Form | None:
+    """Return what a value is; None if it has other numbers, or y in an order that is none of a layer.
 
-    def __init__(self, y: Array, width: int, last_states: Sequence[Array]) -> None:
-        """`width` is how many columns of y are of the forward direction; `last_states` are side by side like y."""
-        self._y, self._width = y, width
-        self._arrays = [y, *(state[None] for state in last_states)]
+    `width` is how many columns of y are of the forward direction; `last_states` are side by side like y.
+    """
+    for array in (y, *(state[None] for state in last_states)):
+        origins = find_origins(value, array)
+        kind = None if origins is None else _find_kind(origins, len(array), y.shape, width)
+        if origins is not None and kind is not None:
+            return Form(kind, origins, bool((origins[2][..., 0] > 0).all()))
+    return None
 
-    def find(self, value: Array) -> Form | None:
-        """Return what a value is; None if it has other numbers, or y in an order that is none of a layer."""
-        for k, array in enumerate(self._arrays):
-            origins = find_origins(value, array)
-            kind = None if origins is None else self._kind(value, *origins, is_last=k > 0)
-            if origins is not None and kind is not None:
-                return Form(kind, origins, bool((origins[2][..., 0] > 0).all()))
+
+def _find_kind(
+    origins: tuple[Array, Array, Array], step_count: int, y_shape: tuple[int, ...], width: int
+) -> Kind | None:
+    (step, row, column), (T, _, total) = origins, y_shape
+    if column.ndim < 2 or column.shape[-1] != total or (row != row[..., :1]).any():
         return None
-
-    def _kind(self, value: Array, step: Array, row: Array, column: Array, *, is_last: bool) -> Kind | None:
-        total = self._y.shape[2]
-        if value.ndim < 2 or value.shape[-1] != total or (row != row[..., :1]).any():
-            return None
-        if not any((column == np.roll(np.arange(total), shift)).all() for shift in (0, -self._width)):
-            return None
-        if is_last or (step == np.where(column >= self._width, 0, len(self._y) - 1)).all():
-            return "ends"
-        if (step != step[..., :1]).any():
-            return None
-        count = len(np.unique(step))
-        return "step" if count == 1 else "all" if count == len(self._y) else None
+    if not any((column == np.roll(np.arange(total), shift)).all() for shift in (0, -width)):
+        return None
+    if step_count < T or (step == np.where(column >= width, 0, T - 1)).all():
+        return "ends"
+    if (step != step[..., :1]).any():
+        return None
+    count = len(np.unique(step))
+    return "step" if count == 1 else "all" if count == T else None
 
 
 def find_origins(value: Array, array: Array) -> tuple[Array, Array, Array] | None:

@@ -49,14 +49,11 @@ class SequenceSteps:
         node = self._reader.node(place)
         if node is None:
             return self._step_to_caller(place, axis)
-        op, inputs = graph_op(node), self._reader.inputs(place.body, node)
-        if (unchanged := self._reader.forwarded_input(place, "step")) is not None:
-            return [StepBack(unchanged, axis)]
-        if op.name == "IdentityN":
-            return [StepBack(inputs[place.output], axis)] if place.output < len(inputs) else None
-        called = self._reader.called_functions(node)
-        if len(called) == 1:
-            return [StepBack(self._reader.function_result(called[0], place.output), axis)]
+        op, inputs = graph_op(node), self._reader.inputs_at(place)
+        if op.forwards != "flow" and op.name not in ("Merge", "While", "Cast"):
+            forwarded = self._reader.predecessors(place)
+            if forwarded is not None:
+                return [StepBack(forwarded[0], axis)] if len(forwarded) == 1 else None
         if op.name == "ConcatV2" and len(inputs) > 2:
             if self._reader.constant_integer(inputs[-1]) in (-1, 1 if axis is None else 2):
                 return [StepBack(place, axis) for place in inputs[:-1]]
@@ -80,17 +77,14 @@ class SequenceSteps:
             raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
         if len(callers) > 1 or callers[0].loop_body:
             return None
-        outer = self._reader.passed_argument(callers[0], place)
-        return None if outer is None else [StepBack(outer, axis)]
+        return [StepBack(self._reader.passed_argument(callers[0], place), axis)]
 
     # ------------------------------------------------------------------------------------------------ from a step of it
     def read_step(self, place: Place) -> list[StepBack] | None:
         """Return the sequence of which a step is read; in a loop, the step must have the number of the loop's step."""
-        node, op, inputs = self._reader.node(place), self._reader.op(place), self._reader.inputs_at(place)
-        if node is None:
-            return None
+        op, inputs = self._reader.op(place), self._reader.inputs_at(place)
         if op.name == "Unpack" and inputs:
-            axis, count = node.attrs.get("axis", 0), node.attrs.get("num")
+            axis, count = self._reader.attrs(place).get("axis", 0), self._reader.attrs(place).get("num")
             if axis in (0, 1) and isinstance(count, int):
                 return [StepBack(inputs[0], axis, element=(place.output, count))]
             return None
@@ -99,7 +93,7 @@ class SequenceSteps:
             if loop is None or self._loops.counted_loop(inputs[op.slots["index"]]) != loop:
                 return None
             return self._filled_array(entered)
-        sliced = self._sliced_step(node, inputs)
+        sliced = self._sliced_step(place)
         if sliced is None:
             return None
         axis, index = sliced
@@ -120,15 +114,15 @@ class SequenceSteps:
         in_order = "index" not in op.slots or self._is_range(inputs[op.slots["index"]])
         return [StepBack(inputs[op.slots["value"]], 0, loop=False)] if in_order else None
 
-    def _sliced_step(self, node: Node, inputs: tuple[Place, ...]) -> tuple[int, Place] | None:
+    def _sliced_step(self, place: Place) -> tuple[int, Place] | None:
         """Return the axis and the index of ``x[t]``, ``x[:, t]`` or a gather of one step."""
-        op = graph_op(node).name
+        op, inputs = self._reader.op(place).name, self._reader.inputs_at(place)
         if op == "Gather" and len(inputs) >= 2:
             axis = self._reader.constant_integer(inputs[2]) if len(inputs) > 2 else 0
-            return (axis, inputs[1]) if axis in (0, 1) and not node.attrs.get("batch_dims") else None
+            return (axis, inputs[1]) if axis in (0, 1) and not self._reader.attrs(place).get("batch_dims") else None
         axes: list[int | slice] = []
         with suppress(UnknownValue):
-            axes = read_strided_index(self._reader, node, inputs, anywhere=True) if op == "StridedSlice" else []
+            axes = read_strided_index(self._reader, place, anywhere=True) if op == "StridedSlice" else []
         if not 1 <= len(axes) <= 2 or not isinstance(axes[-1], int) or any(part != slice(None) for part in axes[:-1]):
             return None
         axis, parts = len(axes) - 1, self._reader.inputs_of(inputs[1], "Pack")

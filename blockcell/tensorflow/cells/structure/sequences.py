@@ -30,7 +30,6 @@ from .sequence_steps import ALL_STEPS, Reversal, SequenceSteps, StepBack
 _LONGEST = 2000  # nodes from a cell back to what it reads
 _MOST_PARTS = 16  # sequences side by side
 _DEEPEST = 32  # nested traces of steps that other nodes make
-_PACKED = -1  # the axis of time where a Pack joins the unrolled steps of a cell
 
 
 class SequencePart(NamedTuple):
@@ -102,7 +101,7 @@ class _Sequences:
         self._steps = SequenceSteps(reader, self._loops)
         self._run_by_h = {nodes.h: (k, step) for k, run in enumerate(runs) for step, nodes in enumerate(run.steps)}
         self._parts_of_steps: dict[Place, tuple[SequencePart, ...] | None] = {}
-        self._packs: dict[Place, list[StepBack] | None] = {}
+        self._packed_parts: dict[Place, tuple[SequencePart, ...] | None] = {}
         self._depth = 0
 
     def read_loop(self, run: CellRun) -> None:
@@ -158,7 +157,12 @@ class _Sequences:
                 single = axis is None and count > 1
                 parts.append(SequencePart(run, axis, reversals, (step, count) if single else element))
                 continue
-            steps_back = self._before(place, axis)
+            packed = self._packed(place, axis)
+            if packed is not None:
+                whole = (part._replace(reversals=(*part.reversals, *reversals), element=element) for part in packed)
+                parts += whole
+                continue
+            steps_back = self._steps.step_back(place, axis)
             if steps_back is None:
                 made_of = self._step_parts(place) if axis is None and in_loop else ()
                 parts.append(SequencePart(place, axis, reversals, element, made_of))
@@ -174,50 +178,27 @@ class _Sequences:
         if run_and_step is None:
             return None
         all_steps = self._runs[run_and_step[0]].steps[run_and_step[1]].state is None
-        return run_and_step if axis in ((0,) if all_steps else (None, _PACKED)) else None
+        return run_and_step if axis == (0 if all_steps else None) else None
 
-    def _run_of_selected_h(self, place: Place) -> tuple[int, int] | None:
-        """Return the run and step whose h a place is, also where a mask selects it."""
-        origin = self._reader.resolve_in_step(place)
-        if self._reader.op(origin).name == "Select" and (selected := self._steps.step_back(origin, None)):
-            origin = self._reader.resolve_in_step(selected[0].place)
-        return self._run_of_h(origin, None)
+    def _packed(self, place: Place, axis: int | None) -> tuple[SequencePart, ...] | None:
+        """Return what is side by side in a Pack along the axis of time, if it has all steps of cells; else None."""
+        if axis is None or self._reader.op(place).name != "Pack" or self._reader.attrs(place).get("axis", 0) != axis:
+            return None
+        if place not in self._packed_parts:
+            self._packed_parts[place] = None  # also for a Pack that comes from itself
+            inputs, self._depth = self._reader.inputs_at(place), self._depth + 1
+            with suppress(UnknownValue):
+                if self._depth <= _DEEPEST:
+                    parts = _combine_steps([self.trace(_TracePoint(step, None, False)) for step in inputs])
+                    if parts and all(self._has_all_steps(part, len(inputs)) for part in parts):
+                        self._packed_parts[place] = parts
+            self._depth -= 1
+        return self._packed_parts[place]
 
-    def _before(self, place: Place, axis: int | None) -> list[StepBack] | None:
-        """Go one node back, also to the steps that a Pack joins; None where a trace ends."""
-        node = self._reader.node(place)
-        if node is None or axis is None or node.op != "Pack" or node.attrs.get("axis", 0) != axis:
-            return self._steps.step_back(place, axis)
-        if place not in self._packs:
-            self._packs[place] = self._read_pack(self._reader.inputs_at(place))
-        return self._packs[place]
-
-    def _read_pack(self, inputs: Sequence[Place]) -> list[StepBack] | None:
-        """Return where the values of a Pack come from, if they are all steps of cells in order or reversed."""
-        rows: list[list[tuple[int, int]]] = []
-        for place in inputs:
-            self._reader.spend_steps()
-            origin = self._reader.resolve_in_step(place)
-            parts = [origin]
-            if self._reader.op(origin).name == "ConcatV2":
-                *parts, last = self._reader.inputs_at(origin)
-                if self._reader.constant_integer(last) not in (1, -1) or len(parts) > _MOST_PARTS:
-                    return None
-            runs_and_steps = [self._run_of_selected_h(part) for part in parts]
-            rows.append([run_and_step for run_and_step in runs_and_steps if run_and_step is not None])
-            if None in runs_and_steps or len(rows[-1]) != len(rows[0]):
-                return None
-        steps_back = []
-        count = len(inputs)
-        for column in zip(*rows, strict=True):
-            run = column[0][0]
-            numbers = [step for other_run, step in column if other_run == run]
-            if numbers not in (forward := [*range(count)], forward[::-1]):
-                return None
-            if len(self._runs[run].steps) != count or self._runs[run].in_loop:
-                return None
-            steps_back.append(StepBack(self._runs[run].steps[0].h, _PACKED, None if numbers == forward else ALL_STEPS))
-        return steps_back
+    def _has_all_steps(self, part: SequencePart, count: int) -> bool:
+        """Return whether a part is so many steps of a cell, in order or reversed, and these are all of its steps."""
+        run = self._runs[part.source] if isinstance(part.source, int) else None
+        return run is not None and len(run.steps) == count and not run.in_loop and part.made_of is not None
 
     # ------------------------------------------------------------------------------------ steps that other nodes make
     def _step_parts(self, place: Place) -> tuple[SequencePart, ...] | None:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ....activations import Activation
-from ...graphs import Node
 from ..graph.activations import LINEAR, find_activation
 from ..graph.array_slices import read_strided_index, split_axis, split_range
 from ..graph.graph_reader import Place, UnknownValue
-from ..graph.op_table import graph_op
-from .weight_slices import IndexRange, WeightSlice, WeightSlices
+from .weight_slices import IndexRange, WeightSlice
 from .weight_sources import WeightSources
 
 _MOST_TERMS = 32
@@ -30,18 +28,35 @@ class NoMatch(Exception):
     """Nodes do not have the form of a pattern."""
 
 
-class Term(NamedTuple):
-    """A product of x or h with a kernel."""
+class Operand(NamedTuple):
+    """The left side of a product, x or the state, and the slice of a kernel on the right side."""
 
-    operand: Place
+    place: Place
     kernel: WeightSlice
+    rows: str = "all"
+    """``"first"`` and ``"last"`` are concatenated in one product, and share the rows of the kernel."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What identifies the operand in all steps."""
+        return self.kernel.key, self.rows
+
+    def kernel_rows(self, hidden: int, is_state: bool) -> WeightSlice:
+        """Return the rows of the kernel for the state, of `hidden` units, or for x."""
+        row_count = self.kernel.shape[0]
+        if self.rows == "all":
+            return self.kernel
+        size = hidden if is_state else row_count - hidden
+        if not 0 < size < row_count:
+            raise UnknownValue(f"{self.kernel.source.name} of {row_count} rows, beside {hidden} units")
+        return self.kernel.rows(0, size) if self.rows == "first" else self.kernel.rows(row_count - size, row_count)
 
 
 @dataclass
 class GateSum:
     """The terms of a sum."""
 
-    products: list[Term] = field(default_factory=list)
+    products: list[Operand] = field(default_factory=list)
     biases: list[WeightSlice] = field(default_factory=list)
     constant: float = 0.0
     other_terms: list[Place] = field(default_factory=list)
@@ -59,24 +74,15 @@ class GateSums:
 
     def __init__(self, sources: WeightSources) -> None:
         self.reader, self.sources = sources.reader, sources
-        self.weight_slice = WeightSlices(sources).weight_slice
-        """Returns the slice of a variable or constant that a place is."""
 
     # ---------------------------------------------------------------------------------------------------------- nodes
     def op_name(self, place: Place) -> str:
         """Return the name of the op that makes a value."""
         return self.reader.op(self.reader.resolve_in_step(place)).name
 
-    def expect_op(self, place: Place, op: str = "") -> tuple[Node, tuple[Place, ...]]:
-        """Return the node that makes a value, which must be this op, and its inputs."""
-        place = self.reader.resolve_in_step(place)
-        node = self.reader.node(place)
-        if node is None or (op and graph_op(node).name != op):
-            raise NoMatch
-        return node, self.reader.inputs(place.body, node)
-
     def input_pair(self, place: Place, op: str) -> tuple[Place, Place]:
-        _, inputs = self.expect_op(place, op)
+        """Return the two inputs of the node that makes a value, which must be this op."""
+        inputs = self.reader.inputs_of(place, op)
         if len(inputs) != 2:
             raise NoMatch
         return inputs[0], inputs[1]
@@ -85,6 +91,15 @@ class GateSums:
         """Return the two inputs of a node of an op, in both orders."""
         pair = self.input_pair(place, op)
         return pair, pair[::-1]
+
+    def read_product(self, place: Place) -> Operand:
+        """Return the left side and the kernel of the product with a kernel that makes a value."""
+        operand, kernel = self.input_pair(place, "MatMul")
+        attrs = self.reader.attrs(self.reader.resolve_in_step(place))
+        piece = self.sources.slice(kernel)
+        if attrs.get("transpose_a") or attrs.get("transpose_b") or len(piece.shape) != 2:
+            raise NoMatch
+        return Operand(operand, piece)
 
     # ----------------------------------------------------------------------------------------------------------- sums
     def read_sum(self, place: Place, cuts: Sequence[ColumnCut] = ()) -> GateSum:
@@ -95,14 +110,14 @@ class GateSums:
                 return total
             current, cuts = waiting.pop(0)
             current = self.reader.resolve_in_step(current)
-            node, op = self.reader.node(current), self.reader.op(current).name
-            inputs = self.reader.inputs_at(current)
+            op, inputs = self.reader.op(current).name, self.reader.inputs_at(current)
             if op in ("Add", "BiasAdd") and len(inputs) == 2:
                 waiting = [*((term, cuts) for term in inputs), *waiting]
             elif (cut := self._column_cut(current)) is not None:
                 waiting = [(cut[0], (*cuts, cut[1])), *waiting]
-            elif node is not None and op == "MatMul":
-                self._add_product(total, node, inputs, cuts)
+            elif op == "MatMul":
+                product = self.read_product(current)
+                total.products.append(product._replace(kernel=_cut_columns(product.kernel, cuts)))
             else:
                 self._add_term(total, current, cuts)
         raise NoMatch
@@ -122,9 +137,7 @@ class GateSums:
             current = self.reader.resolve_in_step(current)
             activated = find_activation(self.reader, current)
             if activated is not None:
-                total = self.read_sum(activated.inner, cuts)
-                total.constant -= activated.added
-                return Gate(activated.activation, total)
+                return Gate(activated.activation, self.read_sum(activated.inner, cuts))
             if (cut := self._column_cut(current)) is None:
                 break
             current = cut[0]
@@ -134,34 +147,23 @@ class GateSums:
 
     def _column_cut(self, place: Place) -> tuple[Place, ColumnCut] | None:
         """Return what a node takes columns of, and which; None if it does not take columns."""
-        node = self.reader.node(place)
-        if node is None or graph_op(node).view != "columns":
+        op = self.reader.op(place)
+        if op.view != "columns":
             return None
-        inputs, op = self.reader.inputs(place.body, node), graph_op(node)
-        if node.op in ("Split", "SplitV"):
-            if len(inputs) != op.input_count or split_axis(self.reader, node, inputs) not in (1, -1):
-                return None
-            return inputs[op.array_inputs][0], lambda size: split_range(self.reader, place, size)
-        index = read_strided_index(self.reader, node, inputs)
+        [array] = self.reader.operands(place)
+        if op.name != "StridedSlice":
+            is_along_columns = split_axis(self.reader, place) in (1, -1)
+            return (array, lambda size: split_range(self.reader, place, size)) if is_along_columns else None
+        index = read_strided_index(self.reader, place)
         columns = index[-1]
         if len(index) != 2 or index[0] != slice(None) or not isinstance(columns, slice):
             return None
-        return inputs[0], lambda size: columns.indices(size)[:2]
-
-    def _add_product(self, total: GateSum, node: Node, inputs: tuple[Place, ...], cuts: tuple[ColumnCut, ...]) -> None:
-        """Add the product of a MatMul with a kernel to a sum."""
-        attrs = node.attrs  # parsed at each access
-        if len(inputs) != 2 or attrs.get("transpose_a") or attrs.get("transpose_b"):
-            raise NoMatch
-        kernel = self.weight_slice(inputs[1])
-        if len(kernel.shape) != 2:
-            raise NoMatch
-        total.products.append(Term(inputs[0], _cut_columns(kernel, cuts)))
+        return array, lambda size: columns.indices(size)[:2]
 
     def _add_term(self, total: GateSum, place: Place, cuts: tuple[ColumnCut, ...]) -> None:
         """Add a number, a bias or another term to a sum."""
         try:
-            piece = self.weight_slice(place)
+            piece = self.sources.slice(place)
         except UnknownValue:
             if cuts:
                 raise NoMatch from None

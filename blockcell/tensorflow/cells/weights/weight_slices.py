@@ -1,23 +1,36 @@
 """Slices of weights: what is cut out of variables and constants, and joined to the weights of a layer.
 
-In comes a place; out goes its slice. In come slices of kernels and biases; out goes the weight that they are together.
+In come slices of kernels and biases; out goes the weight that they are together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ....optable import Array
-from ..graph.array_slices import slice_index
-from ..graph.graph_reader import Place, UnknownValue
-from .weight_sources import OriginLookup, WeightSource, WeightSources
+from ..graph.graph_reader import UnknownValue
 
-_MOST_VIEWS = 6  # parts of parts
-
+AVERAGE = "/ExponentialMovingAverage"  # how the name of a variable's moving average ends
 IndexRange = tuple[int, int]
+
+
+class WeightSource(NamedTuple):
+    """A weight, made of variables and constants."""
+
+    name: str
+    """The names of its variables and constants, joined with " + "."""
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[str], Array]
+    """Reads the values; the argument is appended to the names of variables, for another copy of them."""
+    leaves: tuple[str, ...]
+    """Its variables and constants; one that the checkpoint lacks begins with "?"."""
+
+    def whole(self) -> WeightSlice:
+        return WeightSlice(self, tuple((0, size) for size in self.shape), tuple(range(len(self.shape))))
 
 
 class WeightSlice(NamedTuple):
@@ -69,30 +82,6 @@ class WeightSlice(NamedTuple):
         return self.source.read(suffix)[tuple(index)]
 
 
-class WeightSlices:
-    """Reads slices of the weights in a graph."""
-
-    def __init__(self, sources: WeightSources) -> None:
-        self._sources, self.reader = sources, sources.reader
-        self.weight_slice = OriginLookup(sources.reader, self._read_slice, lambda piece: (piece.key, piece.source.name))
-        """Returns the slice of a variable or constant that a place is."""
-
-    def _read_slice(self, place: Place, depth: int) -> WeightSlice:
-        if depth > _MOST_VIEWS:
-            raise UnknownValue(f"the node {place.name!r}, beyond {_MOST_VIEWS} parts of parts")
-        node = self.reader.node(place)
-        op = self.reader.op(place)
-        if node is None or not op.view:
-            source = self._sources.source(place)
-            return WeightSlice(source, tuple((0, size) for size in source.shape), tuple(range(len(source.shape))))
-        inputs = self.reader.inputs(place.body, node)
-        if len(inputs) != op.input_count:
-            raise UnknownValue(f"the node {node.name!r}, which has {len(inputs)} inputs")
-        whole = self.weight_slice(inputs[op.array_inputs][0], depth + 1)
-        return whole.slice(slice_index(self.reader, place, whole.shape))
-
-
-# ------------------------------------------------------------------------------------------------------------ assembled
 def join_slices(rows: Sequence[Sequence[WeightSlice]]) -> WeightSource:
     """Join rows of slices to one weight, vectors in one row; the slices of a whole source are that source."""
     if not all(piece.shape for row in rows for piece in row):

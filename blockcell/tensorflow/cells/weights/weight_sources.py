@@ -1,6 +1,6 @@
-"""What a weight is made of: variables of a checkpoint and constants, whole, joined or converted.
+"""What a weight is made of: variables of a checkpoint and constants, whole, joined, converted or in parts.
 
-In comes a place; out goes a `WeightSource` with name, shape and dtype, whose `read` reads the values.
+In comes a place; out goes a `WeightSource` with name, shape and dtype, whose `read` reads the values, or a slice of it.
 
 A Saver of TensorFlow 1 may use other names in a checkpoint than those of the graph's variables, and a checkpoint of
 objects has keys. In both cases a node reads a tensor by its name or key in the checkpoint, and another node assigns it
@@ -20,12 +20,14 @@ from ...graphs import Node
 from ...objects import Objects, captured
 from ...tensors import Stored, Tensor
 from ...variables import Variables, alike
+from ..graph.array_slices import slice_index
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import graph_op
+from .weight_slices import WeightSlice, WeightSource
 
 _ROUNDED = "bfloat16, rounded by the graph from"  # how a dtype begins that no layer has: its cell is refused
-AVERAGE = "/ExponentialMovingAverage"
 _DEEPEST = 4  # joins within each other
+_MOST_VIEWS = 6  # parts of parts
 _MOST_PARTS = 4096
 _RESTORE = {"RestoreV2", "RestoreSlice", "Restore"}
 _ASSIGN = {"Assign", "AssignVariableOp"}
@@ -43,19 +45,6 @@ class SavedTensor(NamedTuple):
 
 SavedNames = dict[str, dict[SavedTensor, None]]
 """The saved tensors of variables, by the names of their nodes."""
-
-
-class WeightSource(NamedTuple):
-    """A weight, made of variables and constants."""
-
-    name: str
-    """The names of its variables and constants, joined with " + "."""
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[str], Array]
-    """Reads the values; the argument is appended to the names of variables, for another copy of them."""
-    leaves: tuple[str, ...]
-    """Its variables and constants; one that the checkpoint lacks begins with "?"."""
 
 
 class OriginLookup(Generic[T]):
@@ -99,6 +88,8 @@ class WeightSources:
         reader.captures = self._find_captures()
         self.source = OriginLookup(reader, self._read_source, lambda source: (source.name, source.name))
         """Returns the variables and constants that the weight at a place is made of."""
+        self.slice = OriginLookup(reader, self._read_slice, lambda piece: (piece.key, piece.source.name))
+        """Returns the slice of such a weight that a place is."""
 
     def _find_captures(self) -> dict[Place, Place]:
         """Find the variables and constants that the last arguments of a SavedModel's functions have captured."""
@@ -122,12 +113,20 @@ class WeightSources:
             return _leaf(node, stored)
         if graph_op(node).variable:
             return self._variable(node)
-        inputs = self.reader.inputs(place.body, node)
+        inputs = self.reader.inputs_at(place)
         if node.op == "ConcatV2" and len(inputs) > 2:
             return self._join_parts(node, inputs, depth)
         if node.op == "Cast" and inputs:
             return self._convert(node, inputs[0], depth)
         raise UnknownValue(f"the node {node.name!r}, which is a {node.op}")
+
+    def _read_slice(self, place: Place, depth: int) -> WeightSlice:
+        if depth > _MOST_VIEWS:
+            raise UnknownValue(f"the node {place.name!r}, beyond {_MOST_VIEWS} parts of parts")
+        if not self.reader.op(place).view:
+            return self.source(place).whole()
+        whole = self.slice(self.reader.operands(place)[0], depth + 1)
+        return whole.slice(slice_index(self.reader, place, whole.shape))
 
     def _variable(self, node: Node) -> WeightSource:
         """Make the weight of a variable; one that the checkpoint lacks still shows what its cell is."""
@@ -245,41 +244,38 @@ def _find_restored(reader: GraphReader) -> tuple[SavedNames, SavedNames]:
     """Find the saved tensors of variables: by the Saver that the file names, and by other Savers."""
     own: SavedNames = {}
     other_savers: SavedNames = {}
-    texts: dict[tuple[str, str], list[SavedTensor]] = {}
+    texts: dict[Place, list[SavedTensor]] = {}
     for body, node in reader.all_nodes():
         if node.op not in _ASSIGN:
             continue
         try:
-            variable, value = reader.inputs(body, node)[:2]
+            variable, value = reader.inputs_at(Place(body, node.name))[:2]
             source = reader.resolve(value)
-            restore = reader.node(source)
-            if restore is None or restore.op not in _RESTORE:
+            if reader.op(source).name not in _RESTORE:
                 continue
-            key = source.body, source.name
-            if key not in texts:
-                texts[key] = _read_restore(reader, source.body, restore)
-            saved = texts[key][source.output]
-            nodes = [reader.node(origin) for origin in reader.origins(variable)]
-            saver_names = own if _is_own(reader, source.body, restore) else other_savers
+            restore = source._replace(output=0)
+            if restore not in texts:
+                texts[restore] = _read_restore(reader, restore)
+            saved = texts[restore][source.output]
+            names = [origin.name for origin in reader.origins(variable) if reader.op(origin).variable]
+            saver_names = own if _is_own(reader, restore) else other_savers
         except (UnknownValue, ValueError, IndexError):  # it is not what a Saver makes
             continue
-        for variable_node in nodes:
-            if variable_node is not None and graph_op(variable_node).variable:
-                saver_names.setdefault(variable_node.name, {})[saved] = None
+        for name in names:
+            saver_names.setdefault(name, {})[saved] = None
     return own, other_savers
 
 
-def _read_restore(reader: GraphReader, body: str, node: Node) -> list[SavedTensor]:
+def _read_restore(reader: GraphReader, place: Place) -> list[SavedTensor]:
     """List the saved tensors that a restoring node reads."""
-    inputs = reader.inputs(body, node)
+    inputs, has_slices = reader.inputs_at(place), reader.op(place).name != "Restore"
     names = _constant_texts(reader, inputs[1])
-    slices = _constant_texts(reader, inputs[2]) if len(inputs) > 2 and node.op != "Restore" else [""] * len(names)
+    slices = _constant_texts(reader, inputs[2]) if len(inputs) > 2 and has_slices else [""] * len(names)
     return [SavedTensor(name, _parse_slice(text)) for name, text in zip(names, slices, strict=True)]
 
 
 def _constant_texts(reader: GraphReader, place: Place) -> list[str]:
-    node = reader.node(reader.resolve(place))
-    tensor = None if node is None else reader.graph.constant(node)
+    tensor = reader.constant(reader.resolve(place))
     if not isinstance(tensor, Tensor) or tensor.dtype != "string":
         raise UnknownValue(f"{place.name!r}, which is no text")
     return tensor.texts()
@@ -299,10 +295,10 @@ def _parse_slice(text: str) -> tuple[tuple[int, int | None], ...] | None:
     return tuple(part)
 
 
-def _is_own(reader: GraphReader, body: str, node: Node) -> bool:
+def _is_own(reader: GraphReader, place: Place) -> bool:
     """Return whether a node is of the Saver that the file names, by its last node or by the call of its function."""
     name = reader.graph.saver
-    if body:
-        return any(caller.node.name == name for caller in reader.callers.get(body, ()))
+    if place.body:
+        return any(caller.node.name == name for caller in reader.callers.get(place.body, ()))
     scope = name.rpartition("/")[0]
-    return bool(scope) and node.name.startswith(f"{scope}/")
+    return bool(scope) and place.name.startswith(f"{scope}/")
