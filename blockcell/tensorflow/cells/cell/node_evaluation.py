@@ -29,8 +29,8 @@ Shape = tuple[int, ...]
 class StepProgram:
     """The nodes of a cell's step, in the order in which they are computed.
 
-    All shapes are known before anything is computed. A node that TensorFlow would refuse, as its inputs do not fit
-    together, is not understood.
+    All shapes are known before anything is computed. A node whose inputs numpy cannot broadcast, multiply or
+    concatenate is not understood.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What TensorFlow's ops do, as far as cells are concerned: the one table that all readers of a graph go by.
+"""What TensorFlow's ops do in cells, or why they are in none.
 
 In comes a node; out goes the row of its op. Later versions of an op and its form for references share one row. An op
-without a row is in no cell, and makes its value itself.
+without a row is in no cell, and makes its value itself. ``node_functions.py`` computes the ops between cells, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """All cells of a model, by names, and the layer that they are together: a cell, a Bidirectional or a Stack.
 
 In come cells with the names of their input cells and their directions; out go levels of cells on top of each other, and
-their layer. `Cells.levels` says why cells cannot be stacked.
+their layer. `Cells.levels` says why cells cannot be stacked, and ``connection_check.py`` why the graph merges or
+connects them in another way than a layer.
 """
 
 from __future__ import annotations
