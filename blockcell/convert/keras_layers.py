@@ -149,8 +149,9 @@ def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
         masked = ZEROS
     makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
     has_maker = any(map(makes_mask, steps.values()))
+    is_certain = not any("/" in key or step.source.kind == "Multiply" for key, step in steps.items())
     hints = {True: "" if has_maker else "it gets a mask: pass mask="}  # by whether a layer gets a mask
-    hints[False] = "no mask reaches it" if has_maker else ""
+    hints[False] = "no mask reaches it" if has_maker and is_certain else ""  # nested models pass masks on when they run
     for key, step in steps.items():
         if hint := hints.get(step.source.has_mask, ""):
             steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, hint))))
