@@ -118,7 +118,7 @@ def from_tf1(
     Raises
     ------
     TypeError
-        variables is no mapping, or an array has a dtype other than float32, float64 and float16.
+        variables is no mapping, a peephole is missing, or an array has a dtype other than float32, float64 and float16.
     ConversionError
         The projection of the cell has a bias.
     ValueError
