@@ -24,12 +24,9 @@ Each module imports only from those above it:
 ``onnx_node.py``          an LSTM, GRU or RNN node as a layer
 ``onnx_steps.py``         the layers of an ONNX graph, and their order
 ``onnx.py``               `from_onnx`, `to_onnx`
-``hdf5_bytes.py``         what is read of HDF5 files without h5py
 ``hdf5.py``               HDF5 files that are not trusted: the module that imports h5py
-``keras_description.py``  `KerasLayer`, which describes a layer or a model of Keras, and of those in memory
-``keras_config.py``       descriptions from the JSON of Keras 2 and 3
-``keras_stored.py``       the arrays in an HDF5 file of Keras
-``keras_files.py``        descriptions from files
+``keras_description.py``  `KerasLayer`, which describes a layer or a model of Keras, and of those in memory and in JSON
+``keras_files.py``        descriptions from files, with the arrays in them
 ``keras_layers.py``       the layers made of descriptions and of arrays
 ``keras_run.py``          models in memory, run and compared with the layers that they became
 ``keras.py``              `from_keras`, `to_keras`

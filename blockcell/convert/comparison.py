@@ -107,25 +107,11 @@ def choose_sizes(T: int | None, B: int | None, others: Collection[int] = ()) -> 
 
 
 def compare(caller: str, run: Run, sizes: Sequence[Sizes], passed_over: Collection[str] = ()) -> None:
-    """Compare converted layers with their source, at each of the sizes.
+    """Compare converted layers with their source, at each of the sizes, which `choose_sizes` returned.
 
-    Parameters
-    ----------
-    caller : str
-        The name of the function that the user called, for messages.
-    run : callable
-        Runs the source.
-    sizes : sequence of Sizes
-        What `choose_sizes` returned.
-    passed_over : sequence of str
-        What the conversion took for something that does nothing, for messages.
-
-    Raises
-    ------
-    ConversionError
-        A layer computes something else than its source.
-    NotCompared
-        The source cannot run, is random, or its results depend on too little of its inputs.
+    `run` runs the source, and `passed_over` is what the conversion took for something that does nothing, for messages.
+    Raise a ConversionError if a layer computes something else than its source, and `NotCompared` if the source cannot
+    run, is random, or its results depend on too little of its inputs.
     """
     for T, B, is_long in sizes:
         try:

@@ -3,7 +3,12 @@
 Every component of a path is looked at before it is opened: only hard links are followed, so that nothing outside of the
 file is read. Datasets with external storage, virtual datasets, and chunks, which libhdf5 would inflate without a limit,
 are refused. Whatever may take much memory or time is counted before it is read: bytes of arrays and texts, members of
-groups, opened objects. libhdf5 reads texts of variable length without a limit, so `hdf5_bytes` reads these.
+groups, opened objects.
+
+libhdf5 does not tell how long the texts of an attribute are before it has read all of them, and thousands may be one
+long text of the file. One wrong byte in a heap lets it search forever, or ends the process when it opens a virtual
+dataset. So `OpenFile` reads the headers of objects, and texts of variable length, from the bytes. The HDF5 File
+Format Specification describes them in IV.A and III.E.
 """
 
 from __future__ import annotations
@@ -26,7 +31,6 @@ except ImportError as error:
 from ..errors import FormatError
 from ..files import LONGEST_TEXT
 from ..optable import Array
-from .hdf5_bytes import ByteReader
 
 MOST_TEXTS = 2**18  # that are read of a file, such as the names of layers
 MOST_DEFLATED = 4  # how many times the size of a .keras all arrays may have; numbers of weights hardly deflate
@@ -39,15 +43,18 @@ DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticE
 """What h5py, zipfile and struct raise for damaged files."""
 _COMPRESSED_HEAP = re.compile(rb"FRHP\0..(?!\0\0)..[\0-\3]", re.DOTALL)
 """The header of a fractal heap, which has links or attributes, with filters: their length is not 0."""
+_CONTINUATION, _ATTRIBUTE, _LAYOUT = 0x10, 0x0C, 0x08  # kinds of messages in headers
+_ELEMENT = struct.Struct("<IQI")  # of an attribute: the length of a text, the address of its heap, its number there
 
 
 class OpenFile:
-    """The bytes of a file, and what its parts may still take."""
+    """The bytes of a file, what its parts may still take, and texts; headers with texts and heaps are read once."""
 
     def __init__(self, content: IO[bytes], file_size: int) -> None:
         self.file_size = file_size
-        self.reader = ByteReader(self._read_bytes)
         self._content = content
+        self._attributes: dict[int, dict[bytes, bytes]] = {}
+        self._heaps: dict[int, dict[int, tuple[int, int]]] = {}
         self.left = {
             "bytes": MOST_DEFLATED * file_size + SMALL,
             "bytes of texts": MOST_DEFLATED * file_size + SMALL,
@@ -82,6 +89,87 @@ class OpenFile:
         if len(content) != size:
             raise FormatError(f"it ends before the {size} bytes at {address}")
         return content
+
+    def read_texts(self, header: int, name: str, count: int) -> list[bytes]:
+        """Return the texts of an attribute; `header` is the address of its object's header."""
+        if header not in self._attributes:
+            messages = self._read_messages(header)
+            self._attributes[header] = dict(_parse_attribute(body) for kind, body in messages if kind == _ATTRIBUTE)
+        data = self._attributes[header].get(name.encode())
+        if data is None:
+            raise FormatError(f"the attribute {name} has texts of variable length, and is not in the header itself")
+        elements = [_ELEMENT.unpack_from(data, k * _ELEMENT.size) for k in range(count)]
+        size = sum(length for length, _, _ in elements)
+        if size > LONGEST_TEXT:
+            raise FormatError(f"the attribute {name} has {size} bytes; expected at most {LONGEST_TEXT}")
+        return [self._read_text(*element) for element in elements]
+
+    def is_virtual(self, header: int) -> bool:
+        """Return whether the numbers of a dataset are in others; `header` is the address of its header."""
+        layouts = [body[:2] for kind, body in self._read_messages(header) if kind == _LAYOUT]
+        return any(version >= 3 and layout == 3 for version, layout in layouts)
+
+    def _read_text(self, length: int, heap: int, number: int) -> bytes:
+        if not length:
+            return b""
+        if heap not in self._heaps:
+            self._heaps[heap] = self._read_heap(heap)
+        address, size = self._heaps[heap].get(number, (0, 0))
+        if length > size:
+            raise FormatError(f"a text of {length} bytes is not in the heap at {heap}")
+        return self._read_bytes(address, length).partition(b"\0")[0]
+
+    def _read_messages(self, header: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the kind and the body of each message in the header of an object."""
+        start = self._read_bytes(header, 16)
+        is_newer = start[:4] == b"OHDR"  # else it is of version 1, which has no signature
+        if is_newer:
+            flags = start[5]
+            first = header + 6 + 16 * (flags >> 5 & 1) + 4 * (flags >> 4 & 1)  # behind times and limits
+            width = 1 << (flags & 3)
+            blocks = [(first + width, int.from_bytes(self._read_bytes(first, width), "little"))]
+            prefix = struct.Struct("<BHxxx" if flags & 4 else "<BHx")
+        else:
+            blocks = [(header + 16, int.from_bytes(start[8:12], "little"))]
+            prefix = struct.Struct("<HHxxxx")
+        for address, size in blocks:
+            block = self._read_bytes(address, size)
+            k = 0
+            while k + prefix.size <= size:
+                kind, length = prefix.unpack_from(block, k)
+                k += prefix.size
+                body = block[k : k + length]
+                k += length
+                if kind == _CONTINUATION:
+                    next_address, next_size = struct.unpack_from("<QQ", body)
+                    blocks.append((next_address + 4, next_size - 8) if is_newer else (next_address, next_size))
+                else:
+                    yield kind, body
+
+    def _read_heap(self, heap: int) -> dict[int, tuple[int, int]]:
+        """Return the address and the size of each object in a global heap, by their numbers."""
+        signature, size = struct.unpack("<4sxxxxQ", self._read_bytes(heap, 16))
+        if signature != b"GCOL":
+            raise FormatError(f"there is no heap at {heap}")
+        block = self._read_bytes(heap, size)
+        objects: dict[int, tuple[int, int]] = {}
+        k = 16
+        while k + 16 <= size:
+            number, length = struct.unpack_from("<HxxxxxxQ", block, k)
+            if number:  # 0 is free
+                objects[number] = heap + k + 16, min(length, size - k - 16)
+            k += 16 + -(-length // 8) * 8
+        return objects
+
+
+def _parse_attribute(body: bytes) -> tuple[bytes, bytes]:
+    """Return the name and the data of an attribute."""
+    version, *sizes = struct.unpack_from("<BxHHH", body)  # of the name, the datatype and the dataspace
+    start = 9 if version == 3 else 8  # which has an encoding of the name
+    name = body[start : start + sizes[0]].partition(b"\0")[0]
+    if version == 1:
+        sizes = [-(-size // 8) * 8 for size in sizes]
+    return name, body[start + sum(sizes) :]
 
 
 class StoredArray:
@@ -177,7 +265,7 @@ class Group:
         self._file.spend(path, 1, "objects")
         info = h5py.h5o.get_info(self._group, name.encode())
         if info.type == h5py.h5o.TYPE_DATASET:
-            if self._file.reader.is_virtual(info.addr):
+            if self._file.is_virtual(info.addr):
                 raise FormatError(f"{path} is a virtual dataset, which may read other files")
             self._members[name] = StoredArray(path, self._group, name.encode(), self._file)
         elif info.type == h5py.h5o.TYPE_GROUP:
@@ -204,11 +292,8 @@ class Group:
         return bool(h5py.h5a.exists(self._group, name.encode()))
 
     def text(self, name: str) -> str:
-        """Return an attribute that is one text."""
-        texts = self._attribute(name)
-        if len(texts) != 1:
-            raise FormatError(f"{self.path}: the attribute {name} has {len(texts)} texts; expected one")
-        return texts[0]
+        """Return an attribute that is a text."""
+        return "".join(self.texts(name))
 
     def texts(self, name: str) -> list[str]:
         """Return an attribute that is a list of texts. Keras divides long ones among attributes with numbers."""
@@ -230,7 +315,7 @@ class Group:
         self._file.spend(label, count, "texts")
         if kind.is_variable_str():
             header = h5py.h5o.get_info(self._group).addr
-            values = self._file.reader.read_texts(header, name, count)
+            values = self._file.read_texts(header, name, count)
         else:
             if count * kind.get_size() > LONGEST_TEXT:
                 raise FormatError(f"{label} has {count} texts of {kind.get_size()} bytes")

@@ -16,7 +16,6 @@ from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import snapshot_of
 from ..optable import Array
 from .comparison import NotCompared
-from .keras_config import default_gates
 from .keras_description import KERAS_2_HARD_SIGMOID, KerasLayer, describe
 from .keras_layers import (
     OWN_CALL,
@@ -188,7 +187,7 @@ def _from_file(
 
     file = read_model(path, weights, options)
     names = [name for name, value in options.items() if value is not None]
-    if names and file.has_config:
+    if names and file.default_gates is None:
         raise ValueError(f"{caller}: {' and '.join(names)} is given; expected arrays alone, as a model has its own")
     try:
         converted = _convert(caller, file.model, check)
@@ -196,10 +195,10 @@ def _from_file(
         raise
     except (RecursionError, TypeError, ValueError) as error:  # an object of Keras would not have been built
         raise FormatError(f"{os.fspath(path)}: {error}") from error
-    if file.has_config:
+    if file.default_gates is None:
         return converted
     layers = [*converted.layers.values()] if isinstance(converted.layers, dict) else [converted.layers]
-    gates = default_gates(file.version) if options["recurrent_activation"] is None else None
+    gates = file.default_gates if options["recurrent_activation"] is None else None
     return converted._replace(remarks=[*_remarks_of_arrays(layers, gates), *converted.remarks])
 
 
@@ -216,13 +215,12 @@ def _remarks_of_arrays(layers: Sequence[Layer], gates: Activation | None) -> lis
     """Say what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
     texts = []
     if gates is not None and any("recurrent_activation" in cell._activations for cell in cells_in(layers)):
-        default = "sigmoid, the default of Keras since 2.3 and of TensorFlow 2. Before, and in TensorFlow 1, it was"
-        default += f" hard_sigmoid. Pass recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else"
-        if gates != "sigmoid":
-            default = f"hard_sigmoid, the default of Keras before 2.3, which wrote them. Pass that, {gates!r}, or"
-        texts.append(f'arrays do not tell recurrent_activation: here it is {default} recurrent_activation="sigmoid"')
-    parts = [part for layer in layers for part in (layer.layers if isinstance(layer, Stack) else [layer])]
-    if any(isinstance(part, Dense) for part in parts):
+        texts.append(
+            f"arrays do not tell recurrent_activation: here it is {gates!r}. Pass it: the default is"
+            f' recurrent_activation="sigmoid" since Keras 2.3 and in TensorFlow 2, and before it was'
+            f" recurrent_activation={KERAS_2_HARD_SIGMOID!r}"
+        )
+    if any(isinstance(leaf, Dense) for layer in layers for leaf in layer._leaves().values()):
         texts.append(
             "arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here it has"
             " none, and gives y for each step. Pass the model, or make the Dense anew:"
@@ -324,20 +322,12 @@ def _divide(caller: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         del ways[k][2:]
     if shapes and len(ways[0]) == 1:
         return ways[0][0]
-    pairs = [*zip(*ways[0], strict=False)]  # of two ways
-    j = next((j for j, pair in enumerate(pairs) if len({*pair}) > 1), None)
-    if j is not None and max(pairs[j]) == 2 * min(pairs[j]):
-        size = shapes[sum(ways[0][0][:j])][0]
-        raise ValueError(
-            f"{caller}: with I = H = {size}, the {max(pairs[j])} arrays are those of a Bidirectional or of two layers,"
-            f" one on the other; pass the Keras model or its layers, or convert the arrays of each cell alone and put"
-            f" the cells into a blockcell.Bidirectional or a blockcell.Stack"
-        )
     raise ValueError(
         f"{caller}: got arrays of shapes {', '.join(map(str, shapes))[:500]}; expected those of layers one behind the"
-        f" other: [kernel, recurrent_kernel, bias] of each LSTM or GRU, of both directions of a Bidirectional, and"
-        f" [kernel, bias] of each Dense, whose bias may be np.zeros. Of an Embedding, leave the array out: weights[1:]."
-        f" Or pass the model itself, or a list of such a list for each layer"
+        f" other, in one way alone: [kernel, recurrent_kernel, bias] of each LSTM or GRU, of both directions of a"
+        f" Bidirectional, and [kernel, bias] of each Dense, whose bias may be np.zeros. Of an Embedding, leave the"
+        f" array out: weights[1:]. With I = H, a Bidirectional has the shapes of two layers. Pass the model itself, or"
+        f" a list of such a list for each layer, and convert the cells of a Bidirectional one by one"
     )
 
 

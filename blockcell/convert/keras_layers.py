@@ -88,7 +88,8 @@ def add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: st
             called_again.append((parts[0], tensors))
         elif is_recurrent:
             has_mask = len([*tensors_of(nodes, with_masks=True)]) > len([*tensors_of(nodes)])
-            steps[key] = steps[key]._replace(source=layers[name]._replace(has_mask=has_mask))
+            source = steps[key].source
+            steps[key] = steps[key]._replace(source=source._replace(has_mask=has_mask or source.has_mask))
             _add_state_hint(steps, key, [prefix + origin for origin, _ in states])
     for part, tensors in called_again:
         steps[part] = steps[part]._replace(inputs=(*(steps[part].inputs or ()), *(keys_of(tensors, part) or ())))
@@ -135,9 +136,9 @@ def _is_input(steps: Mapping[str, Step], key: str) -> bool:
 
 
 def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
-    """Say of layers that make a mask how to pass it to calls of the converted layers; if there are none, who gets one.
+    """Say of layers that make a mask how to pass it to calls of the converted layers, and whom none reaches.
 
-    Keras 3 passes the masks that layers make to each call, too.
+    If there are none, say which layer gets a mask: Keras 3 passes the masks that layers make to each call, too.
     """
     recurrent = [key for key in assembly.keys if steps[key].source.is_recurrent]
     is_one = not isinstance(assembly.layers, dict)
@@ -148,9 +149,12 @@ def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
         masked = ZEROS
     makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
     has_maker = any(map(makes_mask, steps.values()))
+    is_certain = not any("/" in key or step.source.kind == "Multiply" for key, step in steps.items())
+    hints = {True: "" if has_maker else "it gets a mask: pass mask="}  # by whether a layer gets a mask
+    hints[False] = "no mask reaches it" if has_maker and is_certain else ""  # nested models pass masks on when they run
     for key, step in steps.items():
-        if step.source.has_mask and not has_maker:
-            steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, "it gets a mask: pass mask="))))
+        if hint := hints.get(step.source.has_mask, ""):
+            steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, hint))))
         if makes_mask(step):
             steps[key] = step._replace(hint=f"pass {makers[step.source.kind]} to the layer's calls{masked}")
     return assembly._replace(left_out=labels_left_out(steps, assembly.needed_keys, assembly.keys))
@@ -191,8 +195,21 @@ def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: 
         reads = None if inputs is None else (*inputs, *inner_keys)
         steps[key] = Step(f"{key} (TimeDistributed)", reads, hint=_TIME_DISTRIBUTED, source=source)
     else:
+        is_masked = _gets_mask(source.instance) if source.is_recurrent and not prefix else None
+        source = source._replace(has_mask=is_masked)
         steps[key] = step_of_layer(caller, source, key, inputs)._replace(source=source)
     return (key,)
+
+
+def _gets_mask(layer: Any) -> bool | None:
+    """Return whether a mask reaches a layer in memory, by the symbolic tensor that it reads; None if nothing tells."""
+    try:
+        x = layer.input
+    except (AttributeError, RuntimeError, ValueError):  # the layer was called more than once, or never
+        return None
+    while isinstance(x, (list, tuple)):
+        x = x[0]
+    return getattr(x, "_keras_mask", None) is not None
 
 
 def _has_recurrent(source: KerasLayer) -> bool:
@@ -267,14 +284,10 @@ def convert_layer(caller: str, source: KerasLayer) -> Layer:
                 f" get_weights() and combine the two halves of y outside"
             )
         fw, bw = source.layers
-        if fw.config.get("go_backwards"):
+        if fw.config.get("go_backwards") or any(len(half.cells) != 1 for half in (fw, bw)):
             raise ConversionError(
-                f"{label} has a forward layer with go_backwards=True; only the backward layer may run backwards"
-            )
-        if any(len(half.cells) != 1 for half in (fw, bw)):
-            raise ConversionError(
-                f"{label} has an RNN of several cells in each direction; only one can be expressed. Convert the cells"
-                f" of each and combine the two halves of y outside"
+                f"{label} has a forward layer with go_backwards=True, or an RNN of several cells in each direction;"
+                f" neither can be expressed. Convert the cells of each and combine the two halves of y outside"
             )
         cells = [_cell(caller, half.cells[0]) for half in (fw, bw)]
         if cells[0].hidden_size != cells[1].hidden_size:

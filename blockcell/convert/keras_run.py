@@ -12,18 +12,16 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..layers import Bidirectional, Layer
-from ..layers.structure import state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, Sizes, choose_sizes, compare, keep_random_states
 from .keras_description import is_model
 from .keras_layers import cells_in, gives_zeros, makes_mask, repeats_masked_steps
-from .models import Assembly, Step, cell_states, join_labels, nest_states, read_initial_state
+from .models import Assembly, Step, cell_states
 
 _LONGEST = 32  # steps: a model that fixes more is run for one size alone, as each step of a cell takes 2 to 3 ms
 _HOOKS = "_forward_hooks", "_forward_pre_hooks"  # of PyTorch's modules, which layers of Keras may be
@@ -46,17 +44,10 @@ def compare_with_source(
     converted, keys = assembly.layers, assembly.keys
     eps = _eps_of(source, steps)
     has_mask = any(map(makes_mask, steps.values()))
-    masks = {  # a nested model does not tell whether it gets a mask
-        key: _is_masked(steps[key])
-        for key in keys
-        if is_model(source) and steps[key].source.is_recurrent and "/" not in key
-    }
-    is_told = any("mask=" in step.hint for step in steps.values())
-    masked = [key for key, is_masked in masks.items() if is_masked and not is_told]
-    unmasked = [key for key, is_masked in masks.items() if is_masked is False and has_mask]
+    unmasked = {key for key in keys if steps[key].source.has_mask is False}
     chains = {keys: converted} if isinstance(converted, Layer) else {(key,): part for key, part in converted.items()}
     runs = [
-        _Run(caller, layer, {key: steps[key] for key in own}, has_mask and not {*own} & {*unmasked}, eps)
+        _Run(layer, {key: steps[key] for key in own}, has_mask and unmasked.isdisjoint(own), eps)
         for own, layer in chains.items()
     ]
     if is_model(source) and is_whole(assembly) and (fixed := _fixed_sizes(source)) is not None:
@@ -64,8 +55,7 @@ def compare_with_source(
     elif not has_graph and is_whole(assembly):
         raise NotCompared("it has several inputs, or x of another rank")
     passed_over = [step.label for step in steps.values() if step.is_identity]
-    remarks = [f"{join_labels(steps[key].label for key in masked)} gets a mask: pass mask="] if masked else []
-    remarks += [f"no mask reaches {join_labels(steps[key].label for key in unmasked)}"] if unmasked else []
+    remarks = []
     with _left_as_it_was(source) as restore:
         for run in runs:
             sizes = run.choose_sizes(is_long=not has_graph)
@@ -81,20 +71,10 @@ def is_whole(assembly: Assembly) -> bool:
     return not assembly.left_out and not isinstance(assembly.layers, dict)
 
 
-def _is_masked(step: Step) -> bool | None:
-    """Return whether a mask reaches a layer, by the symbolic tensor that the layer reads; None if that is not known."""
-    try:
-        x, *_ = flatten(step.source.instance.input)
-    except (AttributeError, RuntimeError, ValueError):  # the layer was called more than once, or never
-        return None
-    return getattr(x, "_keras_mask", None) is not None
-
-
 # ---------------------------------------------------------------------------------------------------------------- runs
 class _Run(NamedTuple):
     """Runs what a layer was converted from on random inputs, as `comparison.Run`."""
 
-    caller: str
     layer: Layer
     chain: Mapping[str, Step]
     """The steps that the layer is made of."""
@@ -110,7 +90,7 @@ class _Run(NamedTuple):
     def choose_sizes(self, is_long: bool) -> list[Sizes]:
         """Choose the sizes of the comparison: a large T for models with a call() of their own alone."""
         T, B = self.fixed
-        rows = [len(array) for step in self.chain.values() for array in _states_of_layer(step)]
+        rows = [state.shape[0] for step in self.chain.values() for state in _states_of(step)]
         sizes = choose_sizes(T, next(iter(rows), B), {self.layer.input_size})
         if T is not None and T > _LONGEST:
             return sizes[:1]
@@ -142,29 +122,27 @@ class _Run(NamedTuple):
         outputs = flatten(_call(self.model, x))
         if len(outputs) != 1:
             raise NotCompared(f"it returns {len(outputs)} arrays")
-        return self._crossing("the model", x, _to_numpy(outputs[0]), [], None)
+        return self._crossing("the model", x, _to_numpy(outputs[0]), None)
 
     def _run_chain(self, x: Array, mask: Array | None) -> Crossing:
-        """Call the layers of Keras that the layer is made of."""
+        """Call the layers of Keras that the layer is made of, from states of zeros."""
         y: Any = x
-        states: list[Any] = []
         for step in self.chain.values():
             instance, options = step.source.instance, {}
             if step.source.kind == "TimeDistributed":
                 instance = instance.layer
             if step.source.is_recurrent:
                 options = {} if mask is None else {"mask": mask}
-                states += _states_of_cells(cells_in([step.layer]), _states_of_layer(step))
+            for state in _states_of(step):
+                state.assign(np.zeros_like(_to_numpy(state)))
             y, *_ = flatten(_call(instance, y, **options))  # and the last states, if the layer returns them
         label = next(iter(self.chain.values())).label if len(self.chain) == 1 else "the model"
-        return self._crossing(label, x, _to_numpy(y), states, mask)
+        return self._crossing(label, x, _to_numpy(y), mask)
 
-    def _crossing(self, label: str, x: Array, y: Array, states: Sequence[Any], mask: Array | None) -> Crossing:
-        """Return what enters and leaves the layer; `states` are the initial ones of cells, none for zeros."""
+    def _crossing(self, label: str, x: Array, y: Array, mask: Array | None) -> Crossing:
+        """Return what enters and leaves the layer."""
         *_, top = self.chain.values()
-        nested = nest_states(self.layer, chain(states, repeat(None)))
         options: dict[str, Any] = {"batch_first": True}
-        options["state"] = read_initial_state(self.caller, self.layer, nested)
         if mask is not None:
             recurrent = [step for step in self.chain.values() if step.source.is_recurrent]
             options |= {"mask": mask, "masked": "repeat" if repeats_masked_steps(recurrent[-1]) else "zero"}
@@ -190,23 +168,12 @@ def _fixed_sizes(model: Any) -> tuple[int | None, int | None] | None:
     return (shape[1], shape[0]) if len(shape) == 3 else None
 
 
-def _states_of_layer(step: Step) -> list[Array]:
-    """Return the states from which a stateful layer starts; none for zeros."""
+def _states_of(step: Step) -> list[Any]:
+    """Return the variables from which a stateful layer starts; none for others."""
     instance = step.source.instance
-    parts = [instance]
-    if step.source.kind == "Bidirectional":
-        parts = [instance.forward_layer, instance.backward_layer]
-    return [
-        _to_numpy(state).copy() for part in parts if getattr(part, "stateful", False) for state in flatten(part.states)
-    ]
-
-
-def _states_of_cells(cells: Sequence[Any], arrays: Sequence[Array]) -> list[dict[str, Array] | None]:
-    """Return the states of cells from arrays in Keras' order, h before c; None for zeros, if there are none."""
-    if not arrays:
-        return [None] * len(cells)
-    waiting, names = iter(arrays), [sorted(state_sizes(cell), reverse=True) for cell in cells]
-    return [{name: next(waiting).astype(cells[0].dtype) for name in own} for own in names]
+    is_bidirectional = step.source.kind == "Bidirectional"
+    parts = [instance.forward_layer, instance.backward_layer] if is_bidirectional else [instance]
+    return [state for part in parts if getattr(part, "stateful", False) for state in flatten(part.states)]
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors

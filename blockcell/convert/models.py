@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from ..layers import Dense, Layer, Stack
@@ -69,11 +69,11 @@ def assemble(caller: str, steps: Mapping[str, Step], outputs: Iterable[str | Non
     results = [] if outputs is None else [*outputs]
     needed_keys = _needed_keys(steps, [*steps] if outputs is None else [*results, *recurrent])
     anchor = next(iter(recurrent))
-    chain = _chain_with(steps, anchor, _path_through(anchor, _sole_readers(steps, needed_keys, results)))
+    longest = _chain_with(steps, anchor, needed_keys, results)
     keys: tuple[str, ...] = (*recurrent,)
     result: tuple[Converted, Any] = recurrent, {key: steps[key].initial_state for key in recurrent}
-    if recurrent.keys() <= {*chain.keys}:
-        keys, result = chain.keys, chain.layer_and_state()
+    if recurrent.keys() <= {*longest.keys}:
+        keys, result = longest.keys, longest.layer_and_state()
     return Assembly(*result, keys, labels_left_out(steps, needed_keys, keys), needed_keys)
 
 
@@ -158,42 +158,6 @@ def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> tu
     return tuple(key for key in steps if key in seen)
 
 
-def _sole_readers(
-    steps: Mapping[str, Step], needed_keys: Iterable[str], outputs: Iterable[str | None]
-) -> dict[str, str]:
-    """Return, for each step whose result goes into one step alone, which reads nothing else, the key of that one."""
-    origins: dict[str | None, str | None] = {}  # the steps that compute results: identities pass them on
-    for key, step in steps.items():  # each is behind those that it reads
-        origins[key] = origins.get((*(step.inputs or ()), None)[0]) if step.is_identity else key
-    sources = {
-        key: [origins.get(source) for source in steps[key].inputs or ()]
-        for key in needed_keys
-        if not steps[key].is_identity
-    }
-    readers: dict[str | None, list[str | None]] = defaultdict(list)
-    for key, keys_read in sources.items():
-        for source in keys_read:
-            readers[source].append(key)
-    for output in outputs:
-        readers[origins.get(output)].append(None)
-    return {
-        keys_read[0]: key
-        for key, keys_read in sources.items()
-        if len(keys_read) == 1 and keys_read[0] is not None and readers[keys_read[0]] == [key]
-    }
-
-
-def _path_through(key: str, reader_of: Mapping[str, str]) -> list[str]:
-    """Return the longest path of steps, each the only reader of the one before it, that this one is on."""
-    source_of = {reader: source for source, reader in reader_of.items()}
-    path = [key]
-    while path[0] in source_of:
-        path.insert(0, source_of[path[0]])
-    while path[-1] in reader_of:
-        path.append(reader_of[path[-1]])
-    return path
-
-
 # -------------------------------------------------------------------------------------------------------------- chains
 class _Chain(NamedTuple):
     """Layers that a `Stack` can have one behind the other, and the steps that they are made of."""
@@ -207,20 +171,20 @@ class _Chain(NamedTuple):
 
     def extend(self, key: str, step: Step) -> _Chain | None:
         """Return the chain with a step behind it, None if a `Stack` cannot have it there."""
-        chain, layer = self._replace(keys=(*self.keys, key)), step.layer
+        longer, layer = self._replace(keys=(*self.keys, key)), step.layer
         top = self.layers[-1] if self.layers and isinstance(self.layers[-1], Dense) else None
         if top is not None and step.activation and top.activation is None and layer is None:
-            return chain._replace(layers=(*self.layers[:-1], _copy_dense(top, activation=step.activation)))
+            return longer._replace(layers=(*self.layers[:-1], _copy_dense(top, activation=step.activation)))
         if layer is None or (top is not None and top.last):
             return None
         if isinstance(layer, Dense):
             dense = _copy_dense(layer, last="ends") if self.dense_last == "ends" else layer
-            return chain._replace(layers=(*self.layers, dense), initial_states=(*self.initial_states, None))
+            return longer._replace(layers=(*self.layers, dense), initial_states=(*self.initial_states, None))
         if self.dense_last is not None:
             return None
         layers: tuple[Layer, ...] = layer.layers if isinstance(layer, Stack) else (layer,)
         states = (step.initial_state,) if len(layers) == 1 else step.initial_state or (None,) * len(layers)
-        return chain._replace(
+        return longer._replace(
             layers=(*self.layers, *layers),
             initial_states=(*self.initial_states, *states),
             dense_last=step.dense_last,
@@ -234,15 +198,25 @@ class _Chain(NamedTuple):
         return (Stack([*lower, top]), self.initial_states) if lower else (top, self.initial_states[0])
 
 
-def _chain_with(steps: Mapping[str, Step], anchor: str, path: Sequence[str]) -> _Chain:
-    """Return the chain on a path of steps that the anchor belongs to; it ends where a step cannot extend it."""
-    chain = _Chain()
-    for key in path:
-        longer = chain.extend(key, steps[key])
-        if longer is None and anchor in chain.keys:
-            break
-        chain = longer or _Chain()  # steps before one that cannot be converted do not lead up to the anchor
-    return chain
+def _chain_with(
+    steps: Mapping[str, Step], anchor: str, needed_keys: Iterable[str], outputs: Iterable[str | None]
+) -> _Chain:
+    """Return the longest chain with the anchor, of steps that read nothing but the one before, as its only readers."""
+    origins: dict[str | None, str | None] = {}  # the steps that compute results: identities pass them on
+    for key, step in steps.items():  # each is behind those that it reads
+        origins[key] = origins.get((*(step.inputs or ()), None)[0]) if step.is_identity else key
+    keys = [key for key in needed_keys if not steps[key].is_identity]
+    sources = {key: [origins.get(source) for source in steps[key].inputs or ()] for key in keys}
+    counts = Counter(chain.from_iterable([*sources.values(), map(origins.get, outputs)]))
+    chains: dict[str | None, _Chain] = {}  # by their last steps
+    for key, keys_read in sources.items():
+        source = keys_read[0] if len(keys_read) == 1 == counts[keys_read[0]] else None
+        longer = chains[source].extend(key, steps[key]) if source in chains else None
+        if longer is not None:
+            del chains[source]
+        if longer := longer or _Chain().extend(key, steps[key]):
+            chains[key] = longer
+    return next(part for part in chains.values() if anchor in part.keys)
 
 
 def _copy_dense(dense: Dense, **options: Any) -> Dense:

@@ -18,16 +18,9 @@ from ..optable import Array, peephole_names
 from .comparison import NotCompared, Outcome
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
-from .onnx_graph import CALLER, OnnxGraph, graph_digest, is_recurrent, key_of, read_model
-from .onnx_node import (
-    Remark,
-    forget_shift,
-    from_node,
-    is_reset_after,
-    make_node_cell,
-    with_forget,
-)
-from .onnx_run import OnnxAssembly, OnnxPiece, compare_pieces
+from .onnx_graph import CALLER, OnnxGraph, graph_digest, integer_attribute, is_recurrent, key_of, read_model
+from .onnx_node import Remarks, forget_shift, from_node, make_node_cell, with_forget
+from .onnx_run import OnnxAssembly, OnnxPiece, Result, compare_pieces
 from .onnx_steps import from_graphs
 from .shared import (
     ConversionError,
@@ -116,7 +109,7 @@ def from_onnx(
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
-    remarks: list[Remark] = []
+    remarks = Remarks([], set(), [])
     if isinstance(source, (str, os.PathLike)):
         source = read_model(source)
     if not hasattr(source, "graph"):
@@ -140,7 +133,7 @@ def from_onnx(
     return (layers, read_initial_state(CALLER, layers, state)) if initial_state else layers
 
 
-def _from_node(node: Any, initializers: Mapping[str, Any], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def _from_node(node: Any, initializers: Mapping[str, Any], remarks: Remarks, ignore_clip: bool) -> OnnxAssembly:
     """Convert a node without a model, in a graph of it alone."""
     from onnx import helper, numpy_helper
 
@@ -153,14 +146,15 @@ def _from_node(node: Any, initializers: Mapping[str, Any], remarks: list[Remark]
     return assembly
 
 
-def _single(graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def _single(graph: OnnxGraph, node: Any, remarks: Remarks, ignore_clip: bool) -> OnnxAssembly:
     """Convert a single node of a graph."""
     layer, state = from_node(graph, node, remarks, ignore_clip)
-    piece = OnnxPiece(f"{node.op_type} {key_of(node)!r}", layer, state, graph, [node], node.output[0], "Y")
+    result = Result(graph, node, node.output[0], "Y")
+    piece = OnnxPiece(f"{node.op_type} {key_of(node)!r}", layer, state, [node], result)
     return OnnxAssembly(Assembly(layer, state, (), []), [piece])
 
 
-def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool, check: bool) -> OnnxAssembly:
+def _from_model(model: Any, name: str | None, remarks: Remarks, ignore_clip: bool, check: bool) -> OnnxAssembly:
     """Convert all of a model, or the node of that name."""
     graph = OnnxGraph(model.graph, model.opset_import)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -181,10 +175,10 @@ def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip
     graphs = [graph, *graph.bodies()]
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
     chosen = [(graph, node) for graph, node in nodes if name in (None, node.name, *node.output)]
-    resets_before = [key_of(node) for _, node in chosen if node.op_type == "GRU" and not is_reset_after(node)]
-    if model.producer_name == "pytorch" and resets_before:
+    grus = [node for _, node in chosen if node.op_type == "GRU" and not integer_attribute(node, "linear_before_reset")]
+    if model.producer_name == "pytorch" and grus:
         warnings.warn(
-            f"{CALLER}: PyTorch exported {join_labels([f'GRU {key!r}' for key in resets_before])} with"
+            f"{CALLER}: PyTorch exported {join_labels(f'GRU {key_of(node)!r}' for node in grus)} with"
             f" linear_before_reset=0, the reset gate before the product. PyTorch's GRU has it behind, which is 1:"
             f" onnxscript 0.6.2 writes 0 for it (microsoft/onnxscript#2852), and every runtime then computes something"
             f" else. Export it anew with onnxscript 0.7.2 or later, set the attribute to 1, or use"
@@ -199,27 +193,22 @@ def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip
     return _single(*chosen[0], remarks, ignore_clip)
 
 
-def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bool) -> None:
+def _warn_of_remarks(remarks: Remarks, layers: Converted, initial_state: bool) -> None:
     """Warn of what remarks say, at the line that called the caller."""
-    by_call = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
-    if by_call:
-        arguments = {argument for remark in remarks for argument in remark.arguments}
+    if remarks.calls:
         defaults = {"state": "starts from zeros", "lengths": "takes every step"}
-        without = " and ".join(text for argument, text in defaults.items() if argument in arguments)
+        without = " and ".join(text for argument, text in defaults.items() if argument in remarks.arguments)
         warnings.warn(
-            f"{CALLER}: left to the caller: {join_labels(by_call)}. Here a layer {without} unless its call has"
-            f" {' and '.join(f'{argument}=' for argument in defaults if argument in arguments)}",
+            f"{CALLER}: left to the caller: {join_labels(remarks.calls)}. Here a layer {without} unless its call has"
+            f" {' and '.join(f'{argument}=' for argument in defaults if argument in remarks.arguments)}",
             stacklevel=3,
         )
-    constant = [
-        f"{remark.node} has {' and '.join(remark.constant_states)}" for remark in remarks if remark.constant_states
-    ]
-    if constant and not initial_state:
+    if remarks.constants and not initial_state:
         key = f"[{next(iter(layers))!r}]" if isinstance(layers, dict) else ""
         result, states = ("layers", "states") if key else ("layer", "state")
         warnings.warn(
-            f"{CALLER}: a state of its own to start from: {join_labels(constant)}. Here a layer starts from zeros"
-            f" unless its call tells it. With initial_state=True, what calls take comes with the layer: {result},"
+            f"{CALLER}: a state of its own to start from: {join_labels(remarks.constants)}. Here a layer starts from"
+            f" zeros unless its call tells it. With initial_state=True, what calls take comes with the layer: {result},"
             f" {states} = convert.{CALLER}(..., initial_state=True); y, last = {result}{key}(x, {states}{key})",
             stacklevel=3,
         )

@@ -105,15 +105,6 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
     return next((value for value in defaults if np.float32(value) == single), float(str(single)))
 
 
-def refuse_clip(label: str, clip: float) -> None:
-    """Refuse a bound of the inputs of a node's activations, unless it is none."""
-    if not clip >= float(np.finfo(np.float32).max):
-        raise ConversionError(
-            f"{label} has clip={clip:g}, which limits what goes into the activations; the cell_clip of an LSTM here"
-            f" limits the cell state. If your inputs never reach the limit, pass ignore_clip=True"
-        )
-
-
 def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) -> dict[str, list[Any]]:
     """Return the attributes of a node with the activations of these cells; none if they are the defaults."""
     directions = [cell._activations for cell in cells]

@@ -16,17 +16,16 @@ from ..optable import Array
 
 RESHAPING = ("Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 SELECTING = ("Concat", "Gather", "Slice", "Split")  # these may leave something out
+MOVING = (*RESHAPING, *SELECTING)
 COUNTING = ("Add", "Div", "Mul", "ReduceProd", "Shape", "Sub")  # with these, shapes are computed
 DECIDING = ("And", "Equal", "Greater", "Less", "Not", "Or", "Size")  # with these and COUNTING, conditions are computed
-FOLDED = {*RESHAPING, *SELECTING, *COUNTING, *DECIDING, "Constant", "DequantizeLinear"} - {"Dropout"}
+FOLDED = {*MOVING, *COUNTING, *DECIDING, "Constant", "DequantizeLinear"} - {"Dropout"}
 FOLDED |= {"Abs", "CastLike", "ConstantOfShape", "Expand", "Max", "Min", "Neg", "Sigmoid", "Tanh", "Tile", "Where"}
 """Ops that make constants of constants, such as weights and initial states."""
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 CALLER = "from_onnx"
 """The name of the function that the user called, for messages."""
-
-Evaluator = Callable[[Mapping[str, Any]], dict[str, Array] | None]
 
 
 def is_standard(node: Any) -> bool:
@@ -62,6 +61,13 @@ def has_more(node: Any) -> bool:
         part.HasField("g") or part.HasField("sparse_tensor") or part.graphs or part.tensors or part.ref_attr_name
         or part.t.data_location == part.t.EXTERNAL for part in node.attribute
     )  # fmt: skip
+
+
+def schema_of(kind: str) -> Any:
+    """Return what ONNX says of a kind of nodes, with `inputs` and `attributes`."""
+    from onnx import defs
+
+    return defs.get_schema(kind)
 
 
 def reached_names(names: Iterable[str], sources_of: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -105,6 +111,8 @@ class OnnxGraph:
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
         self.makers: dict[str, Any] = dict(around.makers) if around else {}
+        """The nodes that compute values, in order, by the values' names."""
+        self.positions: dict[str, int] = dict(around.positions) if around else {}
         self.folded: dict[str, Array | None] = {}
         """The values of nodes of constants, None if they are no constants."""
         self.trial: Any = None
@@ -130,7 +138,9 @@ class OnnxGraph:
             values = [attribute.t for attribute in node.attribute if attribute.name == "value"]
             if node.op_type == "Constant" and values and node.output:
                 self.tensors[node.output[0]] = values[0]
-            self.makers |= dict.fromkeys(node.output, node)
+            for name in node.output:
+                self.makers[name] = node
+                self.positions.setdefault(name, len(self.positions))
 
     def _branch(self, node: Any) -> Any:
         """Return the branch that an If with a constant condition takes; None for other nodes."""
@@ -175,39 +185,36 @@ class OnnxGraph:
             for axis, size in enumerate(described.shape.dim)
         ]
 
-    def array(self, name: str) -> Array:
-        """Return the value of an initializer or a Constant."""
-        return self._read(name, self.tensors[name])
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return the values in the order in which the graph computes them, those that it does not compute first."""
+        return sorted(names, key=lambda name: self.positions.get(name, -1))
 
     def constant(self, name: str) -> Array | None:
-        """Return a value that follows from constants alone; None for others."""
-        known, waiting, visited = self.folded, [name], set()
-        while waiting:
-            value = waiting.pop()
-            if not value or value in known or value in self.tensors:
-                continue
-            node = self.makers.get(value)
-            if node is None or node.op_type not in FOLDED or not is_standard(node):
-                known[value] = None
-                continue
-            missing = [source for source in node.input if source and source not in known and source not in self.tensors]
-            if missing and value not in visited:
-                visited.add(value)
-                waiting += [value, *missing]
-            else:  # if something is still missing, the node reads its own result
-                known |= dict.fromkeys(node.output) | ({} if missing else self._fold(node))
-        return self.array(name) if name in self.tensors else known.get(name)
+        """Return a value that follows from constants alone; None for others, and behind hundreds of nodes."""
+        try:
+            return self._constant(name)
+        except RecursionError:
+            return None
+
+    def _constant(self, name: str) -> Array | None:
+        if name in self.tensors:
+            return self.array(name)
+        if name not in self.folded:
+            self.folded[name] = None  # also while it is computed: a node may read its own result
+            node = self.makers.get(name)
+            if node is not None and node.op_type in FOLDED and is_standard(node):
+                self.folded |= self._fold(node)
+        return self.folded[name]
 
     def _fold(self, node: Any) -> dict[str, Array]:
         """Compute what a node makes of constants, by name; nothing if it gets others, or cannot take them."""
-        known = self._known_sizes(node)
-        if known is not None:
-            return {node.output[0]: known}
-        values = {name: self.constant(name) for name in filter(None, node.input)}
+        if (sizes := self._known_sizes(node)) is not None:
+            return {node.output[0]: sizes}
+        values = {name: self._constant(name) for name in filter(None, node.input)}
         arrays = {name: value for name, value in values.items() if value is not None}
         if len(arrays) < len(values) or not _is_moderate(node, [arrays[name] for name in filter(None, node.input)]):
             return {}
-        return evaluator(node, arrays, self.opsets)(arrays) or {}
+        return evaluate(node, arrays, self.opsets)
 
     def _known_sizes(self, node: Any) -> Array | None:
         """Return the sizes of an input of the graph that a Gather takes of its Shape; None if they are not fixed."""
@@ -216,14 +223,16 @@ class OnnxGraph:
             return None
         stated = self.shape(shape.input[0]) if shape.input[0] in self.inputs else None
         sizes = np.array([size if isinstance(size, int) else -1 for size in stated or []], np.int64)
-        indices = self.constant(node.input[1])
+        indices = self._constant(node.input[1])
         if indices is None or indices.dtype.kind != "i" or np.any((indices < -len(sizes)) | (indices >= len(sizes))):
             return None
         return None if np.any(sizes[indices] < 0) else sizes[indices]
 
-    def _read(self, name: str, tensor: Any) -> Array:
+    def array(self, name: str) -> Array:
+        """Return the value of an initializer or a Constant."""
         from onnx import numpy_helper
 
+        tensor = self.tensors[name]
         if tensor.data_location == tensor.EXTERNAL:
             raise ValueError(
                 f"{CALLER}: {name!r} is in another file; onnx.load(path) of the whole model brings it along"
@@ -237,13 +246,13 @@ class OnnxGraph:
 
     def is_argument(self, name: str) -> bool:
         """Return whether a value is an input of the model, perhaps in another shape."""
-        seen: set[str] = set()
-        while name not in seen and (node := self.makers.get(name)) is not None:
-            seen.add(name)
-            if node.op_type not in RESHAPING or not node.input:
-                return False
-            name = node.input[0]
-        return name in self.inputs and name not in self.tensors
+
+        def sources_of(value: str) -> Iterable[str]:
+            node = self.makers.get(value)
+            return node.input[:1] if node is not None and node.op_type in RESHAPING else ()
+
+        *_, origin = reached_names([name], sources_of)
+        return origin in self.inputs and origin not in self.tensors
 
     def is_fixed(self, name: str) -> bool:
         """Return whether a value depends on nothing but constants and the shapes of others."""
@@ -264,52 +273,36 @@ class OnnxGraph:
         Return these nodes, in order, and the `stops`, inputs and results of other nodes that the value comes from.
         Constants, and values of which only the shape counts, are not mentioned.
         """
-        nodes: list[Any] = []
-        values: list[str] = []
-        seen: set[str] = {""}
-        waiting: list[tuple[str, Any]] = [(name, None)]
-        while waiting:
-            value, finished_node = waiting.pop()
-            if finished_node is not None:  # all that it reads has been visited
-                if all(finished_node is not node for node in nodes):
-                    nodes.append(finished_node)
-            elif value not in seen and value not in self.tensors:
-                seen.add(value)
-                node: Any = self.makers.get(value)
-                kind = None if node is None or value in stops else node.op_type
-                if kind in (*RESHAPING, *SELECTING):
-                    waiting += [(value, node), *((source, None) for source in node.input)]
-                elif not (kind in COUNTING and self.is_fixed(value)):
-                    values.append(value)
-        return nodes, values
+
+        def kind(value: str) -> str:
+            is_end = value in stops or value in self.tensors or value not in self.makers
+            return "" if is_end else str(self.makers[value].op_type)
+
+        values = [*reached_names([name], lambda value: self.makers[value].input if kind(value) in MOVING else ())]
+        makers = [self.makers[value] for value in self.in_order(values) if kind(value) in MOVING]
+        others = [value for value in values if value not in self.tensors and kind(value) not in MOVING]
+        origins = [value for value in others if not (kind(value) in COUNTING and self.is_fixed(value))]
+        return [*{id(node): node for node in makers}.values()], origins
 
 
-def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
-    """Return what computes, with onnx.reference, the results of a node by name; None if it cannot take the values."""
+def evaluate(node: Any, arrays: Mapping[str, Any], opsets: Any) -> dict[str, Array]:
+    """Compute the results of a node by name, with onnx.reference; none if it cannot take the arrays."""
     from onnx import TensorProto, helper, reference
 
-    names = [*filter(None, node.output)]
+    names, count = [*filter(None, node.output)], len(node.output)
+    if has_more(node) or (node.op_type == "Split" and integer_attribute(node, "num_outputs", count) != count):
+        return {}
     inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in values]
-        for values in (value_names, names)
+        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in group] for group in (arrays, names)
     )
-    evaluators: list[Any] = []
-
-    def evaluate(values: Mapping[str, Any]) -> dict[str, Array] | None:
-        try:
-            if not evaluators:
-                model = helper.make_model(helper.make_graph([node], "some", inputs, outputs), opset_imports=opsets)
-                evaluators.append(reference.ReferenceEvaluator(model))
-            results: Any = evaluators[0].run(None, dict(values))
-            return dict(zip(names, map(np.asarray, results), strict=True))
-        except MemoryError:
-            raise
-        except Exception:  # numpy's and onnx's, of many kinds
-            return None
-
-    count = len(node.output)
-    is_split_oddly = node.op_type == "Split" and integer_attribute(node, "num_outputs", count) != count
-    return (lambda values: None) if has_more(node) or is_split_oddly else evaluate
+    try:
+        model = helper.make_model(helper.make_graph([node], "some", inputs, outputs), opset_imports=opsets)
+        results: Any = reference.ReferenceEvaluator(model).run(None, dict(arrays))
+        return dict(zip(names, map(np.asarray, results), strict=True))
+    except MemoryError:
+        raise
+    except Exception:  # numpy's and onnx's, of many kinds
+        return {}
 
 
 def graph_digest(model: Any) -> str:
@@ -348,7 +341,7 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
         sizes = inputs[-1] if inputs else data
         counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else [0]
         return math.prod(count for count in [data.size if len(inputs) > 1 else 1, *counts] if count)
-    if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
+    if node.op_type in (*MOVING, "DequantizeLinear", "ReduceProd"):
         return max([1, *(array.size for array in inputs)])
     if node.op_type == "Gemm" and len(inputs) > 1:
         rows = data.shape[-1:] if integer_attribute(node, "transA") else data.shape[:1]

@@ -12,42 +12,24 @@ from ..activations import parts as parts_of
 from ..gates import ORDERS, reorder
 from ..layers import Bidirectional, Layer
 from ..optable import Array
-from .onnx_activations import read_activations, refuse_clip
-from .onnx_graph import CALLER, FOLDED, OnnxGraph, integer_attribute, is_recurrent
+from .onnx_activations import read_activations
+from .onnx_graph import CALLER, FOLDED, OnnxGraph, integer_attribute, is_recurrent, schema_of
 from .onnx_run import trial_of
 from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
-_INPUTS = {  # ONNX's own names of the inputs, their roles, in order
-    "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
-    "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
-}
-_INPUTS["RNN"] = _INPUTS["GRU"]
-_ATTRIBUTES = {
-    "activation_alpha": "FLOATS",
-    "activation_beta": "FLOATS",
-    "activations": "STRINGS",
-    "clip": "FLOAT",
-    "direction": "STRING",
-    "hidden_size": "INT",
-    "input_forget": "INT",
-    "layout": "INT",
-    "linear_before_reset": "INT",
-    "output_sequence": "INT",
-}
 _STATES = {"initial_h": "h", "initial_c": "cs"}
 _ARGUMENTS = {"sequence_lens": "lengths"} | dict.fromkeys(_STATES, "state")  # of a layer's calls
 
 
-class Remark(NamedTuple):
-    """What calls of a layer must have that was made of a node."""
+class Remarks(NamedTuple):
+    """What calls of the layers must have that were made of nodes."""
 
-    node: str
-    inputs: list[str]
-    """The inputs from which the node has lengths and states."""
+    calls: list[str]
+    """Nodes and the inputs from which they have lengths and states."""
     arguments: set[str]
-    """The arguments of a call that have these."""
-    constant_states: list[str]
-    """The initial states that are constants."""
+    """The arguments of calls that have these."""
+    constants: list[str]
+    """Nodes and their initial states that are constants."""
 
 
 class _Node(NamedTuple):
@@ -77,15 +59,10 @@ class _Node(NamedTuple):
 
     def describe(self, role: str, source: str = "") -> str:
         """Describe an input for messages."""
-        return f"{role} {self.names[role]!r} (input[{_INPUTS[self.kind].index(role)}]{source})"
+        return f"{role} {self.names[role]!r} (input[{_roles(self.kind).index(role)}]{source})"
 
 
-def is_reset_after(node: Any) -> bool:
-    """Return whether a GRU node applies its reset gate after the product with the recurrent weights."""
-    return integer_attribute(node, "linear_before_reset") != 0
-
-
-def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip: bool) -> tuple[Layer, Any]:
+def from_node(graph: OnnxGraph, source: Any, remarks: Remarks, ignore_clip: bool) -> tuple[Layer, Any]:
     """Convert a node of a graph, whose weights are constants there; return the layer and its initial state.
 
     Add a remark of what calls have to bring along.
@@ -94,10 +71,14 @@ def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip:
     weights = _read_weights(node)
     W, coupled = weights[0], integer_attribute(source, "input_forget") != 0
     activations = read_activations(node.label, node.kind, node.attributes, node.directions, W.dtype)
-    if "clip" in node.attributes and not ignore_clip:
-        refuse_clip(node.label, node.attributes["clip"].f)
+    clip = node.attributes["clip"].f if "clip" in node.attributes and not ignore_clip else np.inf
+    if not clip >= float(np.finfo(np.float32).max):
+        raise ConversionError(
+            f"{node.label} has clip={clip:g}, which limits what goes into the activations; the cell_clip of an LSTM"
+            f" here limits the cell state. If your inputs never reach the limit, pass ignore_clip=True"
+        )
     options: dict[str, Any] = {"coupled": coupled, "reverse": node.direction == "reverse"}
-    if node.kind == "GRU" and is_reset_after(source):
+    if node.kind == "GRU" and integer_attribute(source, "linear_before_reset") != 0:
         options["reset_after"] = True
     cells = [
         make_node_cell(node.label, node.kind, [array[d] for array in weights], **options, **activations[d])
@@ -109,7 +90,7 @@ def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip:
         for role in _STATES
         if role in node.names and (array := _constant_state(node, role, W, hidden)) is not None
     }
-    remarks += _remarks(node, states)
+    _add_remarks(remarks, node, states)
     initial_states = [{_STATES[role]: array[d] for role, array in states.items()} for d in range(node.directions)]
     return (cells[0], initial_states[0]) if node.directions == 1 else (Bidirectional(*cells), initial_states)
 
@@ -120,15 +101,13 @@ def _read_node(graph: OnnxGraph, source: Any) -> _Node:
         raise ConversionError(
             f"{CALLER}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
         )
-    label, roles = f"{CALLER}: {source.op_type} {source.name!r}", _INPUTS[source.op_type]
+    label, roles = f"{CALLER}: {source.op_type} {source.name!r}", _roles(source.op_type)
     values = {key: value for key in source.input if (value := graph.constant(key)) is not None}
     names = {role: name for role, name in zip(roles, source.input, strict=False) if name}
     node = _Node(label, source, _read_attributes(label, source), names, values, graph)
     if node.direction not in ("forward", "reverse", "bidirectional"):
         expected = "expected 'forward', 'reverse' or 'bidirectional'"
         raise ValueError(f"{label} has direction={node.direction!r}; {expected}")
-    if (input_forget := integer_attribute(source, "input_forget")) != 0 and node.kind != "LSTM":
-        raise ConversionError(f"{label} has input_forget={input_forget}, which only an LSTM has")
     if (layout := integer_attribute(source, "layout")) != 0:
         raise ConversionError(
             f"{label} has layout={layout}, the batch first, which onnxruntime does not compute either;"
@@ -139,13 +118,18 @@ def _read_node(graph: OnnxGraph, source: Any) -> _Node:
     return node
 
 
+def _roles(kind: str) -> list[str]:
+    """Return ONNX's own names of a node's inputs: X, W, R, B, sequence_lens, initial_h and, of an LSTM, two more."""
+    return [str(described.name) for described in schema_of(kind).inputs]
+
+
 def _read_attributes(label: str, node: Any) -> dict[str, Any]:
     """Return the attributes of a node by name, each of ONNX's type."""
+    kinds = {name: described.type.name for name, described in schema_of(node.op_type).attributes.items()}
     attributes: dict[str, Any] = {}
     for attribute in node.attribute:
-        kind = _ATTRIBUTES.get(attribute.name)
-        if kind is None:
-            raise ConversionError(f"{label} has the attribute {attribute.name!r}, which ONNX does not know")
+        if (kind := kinds.get(attribute.name)) is None:
+            raise ConversionError(f"{label} has the attribute {attribute.name!r}, which ONNX does not know of its kind")
         if attribute.type != getattr(attribute, kind) or attribute.ref_attr_name or attribute.name in attributes:
             raise ValueError(f"{label} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
         attributes[attribute.name] = attribute
@@ -154,7 +138,7 @@ def _read_attributes(label: str, node: Any) -> dict[str, Any]:
 
 def _read_weights(node: _Node) -> list[Array]:
     """Return W [D,.,I], R [D,.,H], B [D,.] and, if the node has peepholes, P [D,3H]."""
-    label, roles = node.label, _INPUTS[node.kind]
+    label, roles = node.label, _roles(node.kind)
     roles_of_weights = [role for role in roles if role in node.names and role not in ("X", *_ARGUMENTS)]
     _refuse_computed(node, [role for role in roles_of_weights if node.names[role] not in node.values])
     if missing := [role for role in ("W", "R") if role not in node.names]:
@@ -176,16 +160,15 @@ def _read_weights(node: _Node) -> list[Array]:
     return [arrays[role] for role in shapes if role in arrays]
 
 
-def _remarks(node: _Node, states: Collection[str]) -> list[Remark]:
-    """Return what calls have to bring along, beside the states that are constants, if there is something to say."""
-    call_roles = [role for role in _roles_left_to_calls(node) if role not in states]
-    remark = Remark(
-        node.label.removeprefix(f"{CALLER}: "),
-        [_describe_with_origins(node, role) for role in call_roles],
-        {_ARGUMENTS[role] for role in call_roles},
-        [node.describe(role) for role in states],
-    )
-    return [remark] if call_roles or states else []
+def _add_remarks(remarks: Remarks, node: _Node, states: Collection[str]) -> None:
+    """Say what calls have to bring along, beside the states that are constants."""
+    name = node.label.removeprefix(f"{CALLER}: ")
+    roles = [role for role in _roles_left_to_calls(node) if role not in states]
+    remarks.arguments.update(_ARGUMENTS[role] for role in roles)
+    if roles:
+        remarks.calls.append(f"{name} has {' and '.join(_describe_with_origins(node, role) for role in roles)}")
+    if states:
+        remarks.constants.append(f"{name} has {' and '.join(map(node.describe, states))}")
 
 
 def make_node_cell(
@@ -275,18 +258,13 @@ def _refuse_computed(node: _Node, roles: list[str]) -> None:
     """Refuse weights whose values are not known, by their roles."""
     if not roles:
         return
-    label, names, graph = node.label, [node.names[role] for role in roles], node.graph
+    label, names = node.label, [node.names[role] for role in roles]
     inputs = " and ".join(map(node.describe, roles))
     plural = "are" if len(roles) > 1 else "is"
-    if not graph.outputs:  # of the node alone
-        arrays = ", ".join(f"{name!r}: ..." for name in names)
-        raise ConversionError(
-            f"{label}: its {inputs} {plural} not among the initializers; expected"
-            f" convert.from_onnx(node, {{{arrays}, ...}})"
-        )
+    arrays = ", ".join(f"{name!r}: ..." for name in names)
     raise ConversionError(
-        f"{label}: its {inputs} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
-        f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
-        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options).'
-        f" If you have the arrays: convert.from_onnx(node, arrays)"
+        f"{label}: its {inputs} {plural} neither among the initializers nor made of constants by"
+        f" {', '.join(sorted(FOLDED))} alone. If you have the arrays: convert.from_onnx(node, {{{arrays}, ...}}). If"
+        f" all of it is constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
+        f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
     )

@@ -32,7 +32,7 @@ from .onnx_graph import (
     SELECTING,
     OnnxGraph,
     attributes_by_name,
-    evaluator,
+    evaluate,
     has_more,
     input_name,
     integer_attribute,
@@ -48,12 +48,46 @@ _LARGEST_WORK = 2**32  # multiplications of one run, a second or so
 _LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
 _LARGEST_DRAWN = 2**20  # numbers of one input
 _LARGEST_TRIAL = 2**19  # numbers of a recurrent node's result in a trial
+_MOST_FREE_SIZES = 6  # of a model, each of which may be T or B
 _LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
-_ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
+_X, _LENGTHS, _H, _C = 0, 4, 5, 6  # positions of inputs of recurrent nodes
 _RUNTIME_EPS = 4 * float(np.finfo(np.float32).eps)  # onnxruntime has float32 alone, and its Softplus is off by so much
 
 NodeComputer = Callable[[Any, Sequence[Array | None]], list[Array]]
 """Computes the results of a node, of a recurrent one all that it can have."""
+
+
+class Result(NamedTuple):
+    """What a recurrent or a dense step gives, and where it is in a model."""
+
+    graph: OnnxGraph
+    node: Any
+    """The recurrent node, for a dense step the one in front of it."""
+    name: str
+    form: str
+    """How y is laid out in the value of this name: one of its `forms`, or "Y" for that of a node."""
+
+    def y(self, values: GraphValues) -> Array:
+        """Return y [T,B,.] or, if it has no steps, [B,.]."""
+        Y = values.by_node[id(self.node)][0]
+        T, D, B, H = Y.shape
+        if self.form == "Y":
+            return Y.swapaxes(1, 2).reshape(T, B, D * H)
+        array = values.known[self.name]
+        if self.form in ("last", "ends"):
+            return array
+        columns = array.shape[-1]
+        return array.reshape(B, T, columns).swapaxes(0, 1) if "batch" in self.form else array.reshape(T, B, columns)
+
+    def forms(self, values: GraphValues) -> dict[str, Array]:
+        """Return y with its axes in other orders, and parts of it that a dense layer may read, by their forms."""
+        y = self.y(values)
+        if self.form in ("last", "ends"):
+            return {self.form: y}
+        Y_h = values.by_node[id(self.node)][1]
+        ends = {"last": y[-1], "ends": Y_h.swapaxes(0, 1).reshape(y.shape[1], -1)} if self.form == "Y" else {}
+        forms = {"y": y, "y, batch first": y.swapaxes(0, 1)}
+        return forms | {f"{name}, in rows": array.reshape(-1, y.shape[2]) for name, array in forms.items()} | ends
 
 
 class OnnxPiece(NamedTuple):
@@ -64,17 +98,13 @@ class OnnxPiece(NamedTuple):
     layer: Layer
     initial_state: Any
     """As `read_initial_state` takes it."""
-    graph: OnnxGraph
     nodes: Sequence[Any]
     """The recurrent nodes that it was made of, the first one in front."""
-    result: str
-    """The name of the value that y is; not used if there is one node alone."""
-    form: str
-    """How y is laid out in it, as `forms_of_y` has it, or "Y" for that of a node."""
+    result: Result
 
     def results(self) -> list[str]:
         """Return the names of the values that are compared, or looked at."""
-        return [name for name in (self.result, *(name for node in self.nodes for name in node.output)) if name]
+        return [name for name in (self.result.name, *(name for node in self.nodes for name in node.output)) if name]
 
 
 class OnnxAssembly(NamedTuple):
@@ -91,61 +121,53 @@ class OnnxAssembly(NamedTuple):
 def compare_pieces(source: OnnxAssembly, ignore_clip: bool) -> Outcome:
     """Compare layers with the pieces of a model that they were made of; without the attribute clip if it is ignored.
 
-    Returns
-    -------
-    Outcome
-        With the labels of nodes that change the order of numbers in front of pieces or behind them.
-
-    Raises
-    ------
-    ConversionError
-        A layer computes something else than its piece of the model.
+    The outcome has the labels of nodes that change the order of numbers in front of pieces or behind them. Raise a
+    ConversionError if a layer computes something else than its piece of the model.
     """
-    try:
-        run = _Run(source.pieces, ignore_clip)
-        sizes = run.choose_sizes()
-        compare(CALLER, run, sizes, source.passed_over)
-    except NotCompared as error:
-        return Outcome(remarks=[error.remark])
-    hidden = "T" if source.is_proven_for_rows else "TB"
-    small = [f"{name} = {size}" for name, size in run.fixed.items() if name in hidden and size < 3]
-    remarks = [f"compared for {' and '.join(small)} alone, which the model fixes"] if small else []
-    return Outcome(run.nodes_around(sizes[0]), remarks)
+    left_out: dict[str, None] = {}
+    remarks: dict[str, None] = {}
+    for graph in {id(piece.result.graph): piece.result.graph for piece in source.pieces}.values():
+        try:
+            run = _Run(graph, [piece for piece in source.pieces if piece.result.graph is graph], ignore_clip)
+            sizes = run.choose_sizes()
+            compare(CALLER, run, sizes, source.passed_over)
+        except NotCompared as error:
+            remarks[error.remark] = None
+            continue
+        hidden = "T" if source.is_proven_for_rows else "TB"
+        small = [f"{name} = {size}" for name, size in run.fixed.items() if name in hidden and size < 3]
+        remarks |= {f"compared for {' and '.join(small)} alone, which the model fixes": None} if small else {}
+        left_out |= dict.fromkeys(run.nodes_around(run.values(sizes[0].T, sizes[0].B, 0, 1.0)))
+    return Outcome([*left_out], [*remarks])
 
 
 class _Run:
-    """Runs all pieces of a model: a `comparison.Run`."""
+    """Runs all pieces of a graph: a `comparison.Run`."""
 
-    def __init__(self, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
-        self.pieces = pieces
-        self.runs: dict[int, GraphRun] = {}
-        """By the ids of graphs."""
-        for graph in {id(piece.graph): piece.graph for piece in pieces}.values():
-            here = self._pieces_of(graph)
-            nodes = [node for piece in here for node in piece.nodes]
-            names = [name for piece in here for name in piece.results()]
-            self.runs[id(graph)] = GraphRun(graph, nodes, names, _Runtime(graph.opsets, ignore_clip))
-        graph, x = pieces[0].graph, pieces[0].nodes[0].input[0]
-        sizes = (-1, -1) if x in self.runs[id(graph)].drawn else trial_of(graph).sizes(x)
+    def __init__(self, graph: OnnxGraph, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
+        self.graph, self.pieces = graph, pieces
+        nodes = [node for piece in pieces for node in piece.nodes]
+        names = [name for piece in pieces for name in piece.results()]
+        self.run = GraphRun(graph, nodes, names, _Runtime(graph.opsets, ignore_clip))
+        x = nodes[0].input[0]
+        sizes = (-1, -1) if x in self.run.drawn else trial_of(graph).sizes(x)
         self.fixed = {name: size for name, size in zip("TB", sizes, strict=True) if size > 0}
         """T and B, if the model fixes them."""
 
     def __call__(self, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         values = self.values(T, B, seed, scale)
-        return [_crossing(piece, values[id(piece.graph)]) for piece in self.pieces]
+        return [_crossing(piece, values) for piece in self.pieces]
 
-    def _pieces_of(self, graph: OnnxGraph) -> list[OnnxPiece]:
-        return [piece for piece in self.pieces if piece.graph is graph]
-
-    def values(self, T: int, B: int, seed: int, scale: float) -> dict[int, GraphValues]:
-        values = {key: run.values(T, B, seed, scale) for key, run in self.runs.items()}
-        for piece in self.pieces:
-            values[id(piece.graph)].check_nodes(piece.nodes)
+    def values(self, T: int, B: int, seed: int, scale: float) -> GraphValues:
+        values = self.run.values(T, B, seed, scale)
+        for node in self.run.nodes:
+            if id(node) not in values.by_node:
+                raise NotCompared(f"the results of {node.op_type} {key_of(node)!r} have the names of others")
         return values
 
     def choose_sizes(self) -> list[Sizes]:
         """Choose the T and B of comparisons."""
-        bounds = {bound for run in self.runs.values() for bound in run.bounds(run.graph.nodes)}
+        bounds = self.run.bounds(self.graph.nodes)
         leaves = [leaf for piece in self.pieces for leaf in piece.layer._leaves().values()]
         others = bounds | {size for leaf in leaves for size in (leaf.input_size, leaf.output_size)}
         first, *sizes = choose_sizes(self.fixed.get("T"), self.fixed.get("B"), others)
@@ -163,56 +185,40 @@ class _Run:
             return [first, *sizes, *([Sizes(first.T, beyond, True)] if bounds and "B" not in self.fixed else [])]
         raise errors[0]
 
-    def nodes_around(self, sizes: Sizes) -> list[str]:
+    def nodes_around(self, values: GraphValues) -> list[str]:
         """Return the labels of nodes in front of pieces and behind them that change the order of numbers."""
-        values = self.values(sizes.T, sizes.B, 0, 1.0)
-        nodes = [node for key, run in self.runs.items() for node in self._nodes_around(run.graph, values[key])]
-        return [*dict.fromkeys(f"{key_of(node)} ({node.op_type})" for node in nodes)]
-
-    def _nodes_around(self, graph: OnnxGraph, values: GraphValues) -> list[Any]:
-        """Return the nodes in front of pieces of a graph and behind them that change the order of numbers."""
-        pieces = self._pieces_of(graph)
-        by_result = {piece.result: piece for piece in pieces if piece.result}
+        graph, pieces = self.graph, self.pieces
+        by_result = {piece.result.name: piece.result for piece in pieces if piece.result.name}
         stops = {name for piece in pieces for name in (*piece.results(), *piece.nodes[0].output)}
-        nodes: list[Any] = []
+        left_out: list[str] = []
         orders = {False, True}  # whether steps come before rows in the model's input, if it has one layer
         ends = [(piece.nodes[0].input[0], piece) for piece in pieces]
         for name, reader in [*ends, *((name, None) for name in graph.outputs)]:
             moving, origins = graph.origins(name, stops)
             if name in values.run.drawn or len(origins) != 1 or any(node.op_type not in RESHAPING for node in moving):
                 continue  # other nodes are left out anyway
-            (origin,) = origins
+            (origin,), labels = origins, [f"{key_of(node)} ({node.op_type})" for node in moving]
             source = by_result.get(origin)
             if source is None and reader is None and origin not in stops:
                 continue
             try:
                 values.compute([name, origin])
             except NotCompared:  # the nodes cannot take these sizes
-                nodes += moving
+                left_out += labels
                 continue
-            before = values.known[origin] if source is None else values.y(source)
-            after = values.known[name] if reader is None else values.x(reader)
+            before = values.known[origin] if source is None else source.y(values)
+            after = values.known[name]
             if source is not None and reader is not None:
-                nodes += [] if np.array_equal(before, after) else moving
+                left_out += [] if np.array_equal(before, after) else labels
             elif reader is not None:
                 orders_in_input = orders_of_steps(after, before)
-                nodes += [] if orders_in_input else moving
+                left_out += [] if orders_in_input else labels
                 if len(pieces) == 1 and origin in graph.inputs:
                     orders = orders_in_input or orders
             elif not orders & orders_of_steps(before, after):
-                nodes += moving or ([] if source is None else _nodes_in_head(source))
-        return nodes
-
-
-def _nodes_in_head(piece: OnnxPiece) -> list[Any]:
-    """Return the nodes that move numbers between the last recurrent node of a piece and its result."""
-    makers = piece.graph.makers
-
-    def sources_of(name: str) -> Iterable[str]:
-        return () if name not in makers or is_recurrent(makers[name]) else makers[name].input[:1]
-
-    nodes = [makers[name] for name in reached_names([piece.result], sources_of) if name in makers]
-    return [node for node in reversed(nodes) if node.op_type in RESHAPING]
+                is_dense = source is not None and source.form != "Y"
+                left_out += labels or ([f"the order of the axes of {name!r}"] if is_dense else [])
+        return left_out
 
 
 class GraphRun:
@@ -228,8 +234,8 @@ class GraphRun:
         self.constants: dict[str, Array] = {}
         """The values of tensors and of what nodes make of them."""
         self.weights_dtype = np.dtype(np.float32)
-        self.roles: dict[str, tuple[str, list[int | str]]] = {}
-        """What inputs of the nodes are, and their shapes, by name."""
+        self.roles: dict[str, tuple[int, list[int | str]]] = {}
+        """The positions of inputs of the nodes, and their shapes, by name."""
         self.fixed: dict[str, int] = {}
         """T and B, if the inputs of recurrent nodes are declared so."""
         self.aliases: dict[str, str] = {}
@@ -241,10 +247,10 @@ class GraphRun:
         for name in self.roles:
             if any(self.shape(leaf) is None for leaf in self.leaves([name])):
                 self.drawn.add(name)
-        self.choices = [*self._size_choices([*chain.from_iterable(node.input for node in nodes), *names])] or [{}]
+        self.choices = [*self._size_choices([*chain.from_iterable(node.input for node in nodes), *names])]
         """Which of T and B each other size of the model may be; one is left once the model has run."""
         self.index_limits = self._index_limits()
-        self.lengths = {*self.leaves(name for name, (role, _) in self.roles.items() if role == "sequence_lens")}
+        self.lengths = {*self.leaves(name for name, (position, _) in self.roles.items() if position == _LENGTHS)}
         """The values that are drawn and that lengths come from."""
 
     def _add_roles(self, node: Any) -> None:
@@ -254,14 +260,13 @@ class GraphRun:
         self.weights_dtype = W.dtype
         directions, columns, hidden = *W.shape[::2], R.shape[-1]
         state: list[int | str] = [directions, "B", hidden]
-        shapes: dict[str, list[int | str]] = {"X": ["T", "B", columns], "sequence_lens": ["B"]}
-        shapes |= {"initial_h": state, "initial_c": state}
-        for position, role in _ROLES.items():
+        shapes: dict[int, list[int | str]] = {_X: ["T", "B", columns], _LENGTHS: ["B"], _H: state, _C: state}
+        for position, shape in shapes.items():
             if name := input_name(node, position):
-                self.roles.setdefault(name, (role, shapes[role]))
+                self.roles.setdefault(name, (position, shape))
                 constant = self.graph.constant(name)
                 stated = self.graph.shape(name) or [] if constant is None else np.shape(constant)
-                for declared, size in zip(stated, shapes[role], strict=False):
+                for declared, size in zip(stated, shape, strict=False):
                     if isinstance(size, str) and isinstance(declared, int):
                         self.fixed.setdefault(size, declared)
                     elif isinstance(size, str) and isinstance(declared, str):
@@ -281,8 +286,7 @@ class GraphRun:
         """Return the dtype of a value that is drawn."""
         from onnx import helper
 
-        role = self.roles.get(name, ("", []))[0]
-        if role in ("X", "initial_h", "initial_c"):
+        if name in self.roles and self.roles[name][0] != _LENGTHS:
             return self.weights_dtype
         described = self.graph.types.get(name)
         try:
@@ -291,46 +295,37 @@ class GraphRun:
             raise NotCompared(f"the type of {name!r} is not known") from None
 
     def is_computed(self, name: str) -> bool:
-        """Return whether a value is what a node makes of others, rather than drawn."""
+        """Return whether a value is what a node makes of others, rather than a constant or drawn."""
         node = self.graph.makers.get(name)
-        if name in self.drawn or node is None:
+        if name in self.drawn or name in self.graph.tensors or node is None:
             return False
         return is_recurrent(node) or (is_standard(node) and node.op_type in _COMPUTED)
 
+    def sources_of(self, name: str) -> Iterable[str]:
+        """Return the values that the node reads which computes a value."""
+        return self.graph.makers[name].input if self.is_computed(name) else ()
+
     def leaves(self, names: Iterable[str]) -> list[str]:
         """Return the values that are drawn if these are asked for."""
-
-        def sources_of(name: str) -> Iterable[str]:
-            return self.graph.makers[name].input if name not in self.graph.tensors and self.is_computed(name) else ()
-
-        values = reached_names(names, sources_of)
+        values = reached_names(names, self.sources_of)
         return [name for name in values if name not in self.graph.tensors and not self.is_computed(name)]
 
     def _size_choices(self, names: Iterable[str]) -> Iterator[dict[str, str]]:
-        """Yield which of T and B the sizes of drawn values may be that are neither fixed nor T or B.
-
-        The sizes of one value differ, if there are no more than two.
-        """
-        known = {"T", "B", *self.aliases}
+        """Yield which of T and B the sizes of drawn values may be that are neither fixed nor known as T or B."""
         shapes = [self.shape(name) or [] for name in self.leaves(names)]
-        free_sizes = [[size for size in shape if isinstance(size, str) and size not in known] for shape in shapes]
-        free_names = [*dict.fromkeys(chain.from_iterable(free_sizes))][:6]
-        for letters in product("TB", repeat=len(free_names)):
-            choice = dict(zip(free_names, letters, strict=True))
-            if all(len({choice.get(name) for name in sizes}) == min(2, len({*sizes})) for sizes in free_sizes):
-                yield choice
+        known = {"T", "B", *self.aliases}
+        free = dict.fromkeys(size for shape in shapes for size in shape if isinstance(size, str) and size not in known)
+        for letters in product("TB", repeat=min(len(free), _MOST_FREE_SIZES)):
+            yield dict(zip(free, letters, strict=False))
 
     def _index_limits(self) -> dict[str, int]:
         """Return how many rows constant tables have at least, by the values from which indices into them come."""
         limits: dict[str, int] = {}
         for node in self.graph.nodes:
             table = self.graph.tensors.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
-            if table is None or not table.dims:
-                continue
-            axis = integer_attribute(node, "axis")
-            rows = table.dims[axis] if -len(table.dims) <= axis < len(table.dims) else 0
-            for leaf in self.leaves([node.input[1]]):
-                limits[leaf] = min(rows, limits.get(leaf, rows))
+            sizes = [] if table is None else table.dims[integer_attribute(node, "axis") :]
+            for leaf in self.leaves([node.input[1]] if sizes else []):
+                limits[leaf] = min(sizes[0], limits.get(leaf, sizes[0]))
         return limits
 
     def bounds(self, nodes: Iterable[Any]) -> set[int]:
@@ -386,37 +381,19 @@ class GraphValues:
 
     def compute(self, names: Iterable[str]) -> None:
         """Compute these values and all that they come from."""
-        waiting, opened = [*names], set[str]()
-        while waiting:
-            name = waiting[-1]
-            if self._find(name):
-                waiting.pop()
-                continue
-            node = self.graph.makers[name]
-            missing = [value for value in node.input if not self._find(value)]
-            if not missing:
-                self._compute(node)
-            if name not in self.known and (name in opened or not missing):
-                raise NotCompared(f"{key_of(node)} ({node.op_type}) reads its own result, or does not give {name!r}")
-            opened.add(name)
-            waiting += missing
-
-    def check_nodes(self, nodes: Iterable[Any]) -> None:
-        """Refuse recurrent nodes that have not run, since their results are also those of others or constants."""
-        for node in nodes:
-            if id(node) not in self.by_node:
-                raise NotCompared(f"the results of {node.op_type} {key_of(node)!r} have the names of others")
-
-    def _find(self, name: str) -> bool:
-        """Return whether a value is known; draw it or read it if no node computes it."""
-        constants = self.run.constants
-        if name in self.graph.tensors and name not in constants:
-            constants[name] = self.graph.array(name)
-        if name in constants:
-            self.known[name] = constants[name]
-        elif name and name not in self.known and not self.run.is_computed(name):
-            self.known[name] = self._draw(name)
-        return not name or name in self.known
+        run, known, constants = self.run, self.known, self.run.constants
+        reached = reached_names(names, lambda name: () if name in known or name in constants else run.sources_of(name))
+        for name in self.graph.in_order(reached):
+            if name in self.graph.tensors and name not in constants:
+                constants[name] = self.graph.array(name)
+            if name in constants:
+                known[name] = constants[name]
+            elif name not in known and not run.is_computed(name):
+                known[name] = self._draw(name)
+            elif name not in known and known.keys() >= {*filter(None, run.sources_of(name))}:
+                self._compute(self.graph.makers[name])
+            if name not in known:
+                raise NotCompared(f"{name!r} comes from itself, or no node gives it")
 
     def _draw(self, name: str) -> Array:
         """Draw a value at random, always the same one for its name and the seed."""
@@ -462,32 +439,6 @@ class GraphValues:
     def states(self, node: Any) -> list[Array]:
         """Return the last states [D,B,.] of a recurrent node."""
         return self.by_node[id(node)][1:]
-
-    def x(self, piece: OnnxPiece) -> Array:
-        """Return what enters a piece [T,B,I]."""
-        return self.known[piece.nodes[0].input[0]]
-
-    def y(self, piece: OnnxPiece) -> Array:
-        """Return what leaves a piece, [T,B,.] or, if it has no steps, [B,.]."""
-        Y = self.by_node[id(piece.nodes[-1])][0]
-        return read_y(piece.form, Y if piece.form == "Y" else self.known[piece.result], *Y.shape[::2])
-
-
-def read_y(form: str, array: Array, T: int, B: int) -> Array:
-    """Return y [T,B,.] of an array in this form, one of `forms_of_y` or "Y"; rows without steps as they are."""
-    if form == "Y":
-        return array.swapaxes(1, 2).reshape(T, B, array.shape[1] * array.shape[3])
-    if form in ("last", "ends"):
-        return array
-    columns = array.shape[-1]
-    return array.reshape(B, T, columns).swapaxes(0, 1) if "batch first" in form else array.reshape(T, B, columns)
-
-
-def forms_of_y(y: Array) -> dict[str, Array]:
-    """Return y [T,B,.] in all forms that have a row for each step, by the forms' names."""
-    by_batch, size = y.swapaxes(0, 1), y.shape[2]
-    forms = {"y": y, "y, batch first": by_batch}
-    return forms | {f"{name}, in rows": array.reshape(-1, size) for name, array in forms.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- trials
@@ -554,7 +505,7 @@ def _draw_or_compute(opsets: Any, node: Any, inputs: Sequence[Array | None]) -> 
     if is_recurrent(node):
         return _random_results(node, inputs)
     arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
-    if (results := evaluator(node, arrays, opsets)(arrays)) is None:
+    if not (results := evaluate(node, arrays, opsets)):
         raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run")
     return [results.get(name, np.empty(0)) for name in node.output]
 
@@ -577,7 +528,8 @@ def _random_results(node: Any, inputs: Sequence[Array | None]) -> list[Array]:
 # ------------------------------------------------------------------------------------------------------------ crossings
 def _crossing(piece: OnnxPiece, values: GraphValues) -> Crossing:
     """Return what enters a piece and what leaves it."""
-    expected = {"Y" if piece.form == "Y" else repr(piece.result): values.y(piece)}
+    result = piece.result
+    expected = {"Y" if result.form == "Y" else repr(result.name): result.y(values)}
     for node in piece.nodes:
         expected |= zip(_state_labels(piece, node), values.states(node), strict=False)
 
@@ -591,10 +543,10 @@ def _crossing(piece: OnnxPiece, values: GraphValues) -> Crossing:
 
     state = read_initial_state(CALLER, piece.layer, _state(piece, values))
     options: dict[str, Any] = {} if state is None else {"state": state}
-    lengths = values.known.get(input_name(piece.nodes[0], 4))
+    lengths = values.known.get(input_name(piece.nodes[0], _LENGTHS))
     options |= {} if lengths is None else {"lengths": lengths}
     has_steps = np.bool_(True) if lengths is None else lengths[:, None] > 0  # else onnxruntime's states are zeros
-    x = np.ascontiguousarray(values.x(piece).astype(piece.layer.dtype))
+    x = np.ascontiguousarray(values.known[piece.nodes[0].input[0]].astype(piece.layer.dtype))
     return Crossing(piece.label, piece.layer, x, expected, read, options, _RUNTIME_EPS)
 
 
@@ -609,7 +561,7 @@ def _state(piece: OnnxPiece, values: GraphValues) -> Any:
     known_cells, cells = iter(flatten_state(piece.layer, piece.initial_state)), []
     for node in piece.nodes:
         node_cells = [*islice(known_cells, len(values.states(node)[0]))]
-        for position, field in ((5, "h"), (6, "cs")):
+        for position, field in ((_H, "h"), (_C, "cs")):
             name = input_name(node, position)
             is_drawn = name in values.run.drawn
             if name and (is_drawn or not (field in node_cells[0] or trial_of(values.graph).is_zero(name))):
@@ -650,8 +602,8 @@ class _Runtime:
             raise NotCompared("onnxruntime, which computes its nodes, is not installed") from None
         self.onnxruntime: Any = onnxruntime
         self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
-        self.ignored = {"output_sequence"} | ({"clip"} if ignore_clip else set())
-        self.sessions: dict[tuple[Any, ...], Callable[[dict[str, Array]], list[Array]]] = {}
+        self.ignored = {"clip"} if ignore_clip else set()
+        self.sessions: dict[int, Callable[[dict[str, Array]], list[Array]]] = {}
 
     def __call__(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
         arrays = {f"i{k}": array for k, array in enumerate(inputs) if array is not None}
@@ -662,11 +614,10 @@ class _Runtime:
             dtype = arrays["i0"].dtype
             floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
             arrays |= {name: array.astype(np.float32, copy=False) for name, array in floats.items()}
-        key = id(node), *((name, array.dtype) for name, array in arrays.items())
-        if key not in self.sessions:
-            self.sessions[key] = self._session(node, arrays)
+        if id(node) not in self.sessions:
+            self.sessions[id(node)] = self._session(node, arrays)
         try:
-            results = self.sessions[key](arrays)
+            results = self.sessions[id(node)](arrays)
         except (MemoryError, NotCompared):
             raise
         except Exception as error:  # onnxruntime's, of many kinds

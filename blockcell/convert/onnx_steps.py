@@ -13,7 +13,7 @@ from .comparison import NotCompared
 from .models import Step, assemble
 from .onnx_graph import (
     CALLER,
-    RESHAPING,
+    MOVING,
     SELECTING,
     OnnxGraph,
     attributes_by_name,
@@ -22,36 +22,18 @@ from .onnx_graph import (
     is_recurrent,
     key_of,
 )
-from .onnx_node import Remark, from_node
-from .onnx_run import GraphValues, OnnxAssembly, OnnxPiece, forms_of_y, read_y, trial_of
+from .onnx_node import Remarks, from_node
+from .onnx_run import OnnxAssembly, OnnxPiece, Result, trial_of
 from .shared import read_arrays
 
-_QUANTIZED = "onnxruntime has quantized it; convert the model that quantize_dynamic was given"
-_WRITTEN_OUT = (
-    "it is a GRU, an LSTM or an RNN in single nodes, as tf2onnx writes most GRUs and SimpleRNNs of Keras; convert what"
-    " the model was made of: convert.from_keras(model), or blockcell.tensorflow.open(path).cells of a graph"
+_HINT = (
+    ". Cells that are written out in single nodes, as by tf2onnx and of PyTorch's cells, and those that onnxruntime has"
+    " quantized are not found: convert what the model was made of, by convert.from_keras(model),"
+    " convert.from_torch(module) or blockcell.tensorflow.open(path).cells, or the model that quantize_dynamic got."
+    " Weights with PyTorch's names are enough: convert.from_torch({tensor.name: onnx.numpy_helper.to_array(tensor) for"
+    " tensor in model.graph.initializer})"
 )
 _ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by ONNX's names
-
-
-class Result(NamedTuple):
-    """What a recurrent or a dense step gives, and where it is in a model."""
-
-    graph: OnnxGraph
-    node: Any
-    """The recurrent node, for a dense step the one in front of it."""
-    name: str
-    form: str
-    """How y is laid out in the value of this name, as `OnnxPiece.form` says it."""
-
-    def forms(self, values: GraphValues) -> dict[str, Array]:
-        """Return y with its axes in other orders, and parts of it that a dense layer may read, by their forms."""
-        Y, Y_h, *_ = values.by_node[id(self.node)]
-        y = read_y(self.form, Y if self.form == "Y" else values.known[self.name], *Y.shape[::2])
-        if self.form in ("last", "ends"):
-            return {self.form: y}
-        ends = {"last": y[-1], "ends": Y_h.swapaxes(0, 1).reshape(len(y[0]), -1)} if self.form == "Y" else {}
-        return forms_of_y(y) | ends
 
 
 class Source(NamedTuple):
@@ -64,7 +46,7 @@ class Source(NamedTuple):
     """The nodes between the step and the value."""
 
 
-def from_graphs(graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def from_graphs(graphs: list[OnnxGraph], remarks: Remarks, ignore_clip: bool) -> OnnxAssembly:
     """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
     results: dict[str, Result] = {}
@@ -76,7 +58,7 @@ def from_graphs(graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: boo
         outputs += graph_steps.add()
         is_proven_for_rows &= graph_steps.is_proven_for_rows
         passed_over += [f"{key_of(node)} ({node.op_type})" for node in graph_steps.nodes_between]
-    assembly = assemble(CALLER, steps, outputs, _hint(graphs[0]))
+    assembly = assemble(CALLER, steps, outputs, _HINT)
     layers = assembly.layers
     if isinstance(layers, dict):
         parts = [([key], layer, assembly.initial_states[key]) for key, layer in layers.items()]
@@ -85,36 +67,9 @@ def from_graphs(graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: boo
     pieces = []
     for keys, layer, initial_state in parts:
         nodes = [*{id(results[key].node): results[key].node for key in keys}.values()]
-        last = results[keys[-1]]
         label = "the model" if len(parts) == 1 and not assembly.left_out else f"{nodes[0].op_type} {keys[0]!r}"
-        pieces.append(OnnxPiece(label, layer, initial_state, last.graph, nodes, last.name, last.form))
+        pieces.append(OnnxPiece(label, layer, initial_state, nodes, results[keys[-1]]))
     return OnnxAssembly(assembly, pieces, [*dict.fromkeys(passed_over)], is_proven_for_rows)
-
-
-def _hint(graph: OnnxGraph) -> str:
-    """Say what to do if the cells of a model are written out: its weights have PyTorch's names, or loops have cells."""
-    leaves = ("weight_ih", "weight_ih_l0")
-    prefixes = [name.removesuffix(leaf) for leaf in leaves for name in graph.tensors if name.endswith(f".{leaf}")]
-    if not prefixes:
-        mends = [f". Of {key_of(node)!r}: {mend}" for node in graph.nodes if (mend := _mend(node))]
-        return mends[0] if mends else ""
-    return (
-        f"; the weights of cells that are written out have PyTorch's names: tensors = {{tensor.name:"
-        f" onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}};"
-        f" {' and '.join(f'convert.from_torch(tensors, prefix={prefix!r})' for prefix in prefixes[:3])}"
-    )
-
-
-def _mend(node: Any) -> str:
-    """Say what to do about a node that computes a GRU, an LSTM or an RNN but is none, "" for others.
-
-    The body of a loop that does so has a product and an activation.
-    """
-    if node.op_type == "DynamicQuantizeLSTM":
-        return _QUANTIZED
-    ops = {inner.op_type for attribute in node.attribute for inner in attribute.g.node}
-    has_cell = not ops.isdisjoint(("MatMul", "Gemm")) and not ops.isdisjoint(_ACTIVATIONS)
-    return _WRITTEN_OUT if has_cell and node.op_type in ("Loop", "Scan") else ""
 
 
 class GraphSteps:
@@ -129,7 +84,7 @@ class GraphSteps:
         graph: OnnxGraph,
         steps: dict[str, Step],
         results: dict[str, Result],
-        remarks: list[Remark],
+        remarks: Remarks,
         ignore_clip: bool,
     ) -> None:
         self.graph = graph
@@ -140,8 +95,6 @@ class GraphSteps:
         """The steps that give values, by the values' names."""
         self.states: set[str] = set()
         """The names of values that are last states."""
-        self.products_without_bias: set[str] = set()
-        """The keys of dense steps whose bias has not been seen."""
         self.nodes = graph.needed()
         nodes = [node for node in self.nodes if is_recurrent(node)]
         self.layers = {id(node): from_node(graph, node, remarks, ignore_clip) for node in nodes}
@@ -156,7 +109,7 @@ class GraphSteps:
         """Add the steps; return the keys of those that the graph's results come from."""
         graph, results = self.graph, []
         for node in self.nodes:
-            if node.op_type in (*RESHAPING, *SELECTING):
+            if node.op_type in MOVING:
                 continue
             if is_recurrent(node):
                 self._add_recurrent(node)
@@ -172,7 +125,7 @@ class GraphSteps:
         """Add a node that has an effect; return its key. The node that has a body stands for those in the body."""
         if self.graph.is_body or all(map(self.graph.is_fixed, node.output)):
             return []
-        return [self._add_step(node, results, self._input_keys(node.input), hint=_mend(node))]
+        return [self._add_step(node, results, self._input_keys(node.input))]
 
     def _add_step(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **fields: Any) -> str:
         """Add the step of a node that gives these values; return its key."""
@@ -266,9 +219,7 @@ class GraphSteps:
         if len(names) > 2 and (bias is None or not _is_row(bias, w.shape[1])):
             return False
         layer = self._dense(node, w, np.zeros(w.shape[1], w.dtype) if bias is None else bias)
-        key = self._add_behind(source, node, layer=layer)
-        if node.op_type == "MatMul":
-            self.products_without_bias.add(key)
+        self._add_behind(source, node, layer=layer)
         return True
 
     def _dense(self, node: Any, w: Array, bias: Array) -> Dense:
@@ -281,14 +232,14 @@ class GraphSteps:
         for product_name, bias_name in zip(names, names[::-1], strict=True):
             bias = self.graph.constant(bias_name)
             source = None if bias is None else self._source(product_name)
-            if bias is None or source is None or source.key not in self.products_without_bias:
+            if bias is None or source is None:
                 continue
             layer, result = self.steps[source.key].layer, self.results[source.key].name
             is_only_reader = sum([*reader.input].count(result) for reader in self.graph.nodes) == 1
-            if isinstance(layer, Dense) and is_only_reader and _is_row(bias, layer.output_size):
+            has_no_bias = isinstance(layer, Dense) and not layer.weights["b"].any()
+            if layer is not None and has_no_bias and is_only_reader and _is_row(bias, layer.output_size):
                 dense = self._dense(node, layer.weights["w"], bias)
                 self.steps[source.key] = self.steps[source.key]._replace(layer=dense)
-                self.products_without_bias.remove(source.key)
                 self.nodes_between += source.nodes
                 self._set_output(source.key, source, node.output[0])
                 return True
@@ -310,14 +261,13 @@ class GraphSteps:
         rank = 3 if form in ("y", "y, batch first") else 2
         return integer_attribute(node, "axis", -1 if newest >= 13 else 1) in (-1, rank - 1)
 
-    def _add_behind(self, source: Source, node: Any, **fields: Any) -> str:
-        """Add a dense layer, or its activation, whose result has the form of its input; return its key."""
+    def _add_behind(self, source: Source, node: Any, **fields: Any) -> None:
+        """Add a dense layer, or its activation, whose result has the form of its input."""
         self.nodes_between += source.nodes
         if source.form in ("last", "ends"):
             self.steps[source.key] = self.steps[source.key]._replace(dense_last=source.form)
         key = self._add_step(node, node.output[:1], (source.key,), **fields)
         self._set_output(key, source, node.output[0])
-        return key
 
     def _set_output(self, key: str, source: Source, result: str) -> None:
         """Say which value a dense step gives, in the form of its source and for the same T and B."""

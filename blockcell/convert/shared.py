@@ -102,19 +102,13 @@ def cells_of(caller: str, layer: Any) -> tuple[RecurrentCell, ...]:
     return tuple(cells)
 
 
-_REFUSALS = {  # messages, by the argument that is not the default
-    "wci": "the LSTM has peepholes, {target} has none; an ONNX node has (to_onnx)",
-    "w_p": "the LSTM has a projection, w_p, {target} has none; a torch.nn.LSTM has (to_torch)",
-    "coupled": "the LSTM has coupled=True, so its input gate is 1 - f; {target} has no such thing; an ONNX node has"
-    " (to_onnx)",
-    "cell_clip": "the LSTM clips its cell state at {value:g}; {target} does not. If the limit is never reached, make"
-    " the layer anew with cell_clip=0",
-    "proj_clip": "the LSTM clips its output at {value:g}; {target} does not. If the limit is never reached, make the"
-    " layer anew with proj_clip=0",
-    "reverse": "the layer has reverse=True, which weights do not tell; make it anew with reverse=False, convert that,"
-    " and turn {target}'s input and output around: y = layer(x[::-1])[::-1]",
+_MENDS = {  # by the argument that is not the default
+    **dict.fromkeys(("wci", "wcf", "wco", "coupled"), "; an ONNX node has peepholes and coupled gates (to_onnx)"),
+    **dict.fromkeys(("cell_clip", "proj_clip"), "; if the limit is never reached, make the layer anew without it"),
+    "w_p": "; a torch.nn.LSTM has (to_torch)",
+    "reverse": ", as weights do not tell it; make the layer anew with reverse=False, convert that, and turn its input"
+    " and output around: y = layer(x[::-1])[::-1]",
 }
-_REFUSALS |= dict.fromkeys(("wcf", "wco"), _REFUSALS["wci"])
 
 
 def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Collection[str]) -> None:
@@ -127,8 +121,8 @@ def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Col
         if not is_weight and name in parameters and value == parameters[name].default:
             continue
         shown = f"the weights {name}" if is_weight else f"{name}={value!r}"
-        text = _REFUSALS.get(name, f"the {type(cell).__name__} has {shown}, {target_name} has no such thing")
-        raise ConversionError(f"{caller}: {text.format(value=value, target=target_name)}")
+        text = f"the {type(cell).__name__} has {shown}, {target_name} has no such thing{_MENDS.get(name, '')}"
+        raise ConversionError(f"{caller}: {text}")
 
 
 def zoneout_remark(label: str) -> str:

@@ -16,14 +16,17 @@ from ..layers import GRU, LSTM, RNN
 from ..optable import Array, peephole_names
 from .shared import ConversionError, check_shapes, read_arrays, read_names, zoneout_remark
 
-FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
-    "LSTMBlockCell": 1.0,
-    "LSTMBlockFusedCell": 1.0,
-    "BasicLSTMCell": 1.0,
-    "LSTMCell": 1.0,
-    "CudnnCompatibleLSTMCell": 0.0,
-    "CoupledInputForgetGateLSTMCell": 1.0,
+_LSTMS = {  # TensorFlow 1's classes of LSTMs, their defaults of forget_bias, and the names of their variables' scopes
+    "LSTMBlockCell": (1.0, "lstm_cell"),
+    "LSTMBlockFusedCell": (1.0, "lstm_fused_cell", "lstm_block_wrapper"),
+    "BasicLSTMCell": (1.0, "basic_lstm_cell"),
+    "LSTMCell": (1.0,),
+    "CudnnCompatibleLSTMCell": (0.0, "cudnn_compatible_lstm_cell"),
+    "CudnnCompatibleLSTM": (0.0,),
+    "CoupledInputForgetGateLSTMCell": (1.0, "coupled_input_forget_gate_lstm_cell"),
 }
+FORGET_BIAS = {name: forget_bias for name, (forget_bias, *_) in _LSTMS.items()}
+SCOPES = {scope: name for name, (_, *scopes) in _LSTMS.items() for scope in scopes}
 _KINDS = {  # those in REQUIRED, by class
     **dict.fromkeys(FORGET_BIAS, "LSTM"),
     **dict.fromkeys(("GRUBlockCell", "GRUBlockCellV2", "GRUCell"), "GRU"),
@@ -35,15 +38,6 @@ REQUIRED = {
     "CudnnCompatibleGRU": {"w_ru", "b_ru", "w_cx", "b_cx", "w_ch", "b_hc"},
     "LSTM": {"w", "b"},
     "RNN": {"w", "b"},
-}
-_ALIASES = {"CudnnCompatibleLSTM": "CudnnCompatibleLSTMCell"}
-SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
-    "lstm_cell": "LSTMBlockCell",
-    "lstm_fused_cell": "LSTMBlockFusedCell",
-    "lstm_block_wrapper": "LSTMBlockFusedCell",
-    "basic_lstm_cell": "BasicLSTMCell",
-    "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
-    "coupled_input_forget_gate_lstm_cell": "CoupledInputForgetGateLSTMCell",
 }
 _RNN = re.compile(r"(\A|/)(basic_rnn_cell(_\d+)?|BasicRNNCell)\Z")
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' names, also those of older versions
@@ -124,7 +118,7 @@ def from_tf1(
     Raises
     ------
     TypeError
-        variables is no mapping, or an array has a dtype other than float32, float64 and float16.
+        variables is no mapping, a peephole is missing, or an array has a dtype other than float32, float64 and float16.
     ConversionError
         The projection of the cell has a bias.
     ValueError
@@ -142,7 +136,6 @@ def from_tf1(
         expected = "expected names and arrays"
         raise TypeError(f"{caller}: variables is of type {type(variables).__name__}; {expected}")
     read_names(caller, variables)
-    cell = _ALIASES.get(cell, cell) if cell is not None else None
     if cell is not None and cell not in _KINDS:
         raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(_KINDS)}")
     scope, kind, names = _find(caller, variables, cell, scope)
@@ -160,9 +153,8 @@ def from_tf1(
         values = values if kind == "RNN" else _gru_arguments(label, values)
     else:
         coupled = _is_coupled(scope, cell, values)
-        _check_lstm(label, values, coupled)
-        if proj_clip and "w_p" not in values:
-            raise ValueError(f"{label} has no projection, which proj_clip is for")
+        if "b_p" in values:
+            raise ConversionError(f"{label} has a projection with a bias; that of LSTMCell (num_proj) has none")
         cell_class = _class_of_lstm(label, scope, cell, forget_bias)
         values |= {"cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
         values |= {"forget_bias": FORGET_BIAS[cell_class] if forget_bias is None else forget_bias}
@@ -257,15 +249,6 @@ def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bo
     if (cell or _class_of_scope(scope)) == "CoupledInputForgetGateLSTMCell":
         return True
     return {*peephole_names(True)} == {*peephole_names(False)} & values.keys()
-
-
-def _check_lstm(label: str, values: Mapping[str, Array], coupled: bool) -> None:
-    peepholes = [name for name in peephole_names(False) if name in values]
-    if "b_p" in values:
-        raise ConversionError(f"{label} has a projection with a bias; that of LSTMCell (num_proj) has none")
-    if peepholes and (*peepholes,) != peephole_names(coupled):
-        names = ", ".join(peephole_names(coupled))
-        raise ValueError(f"{label} has only {peepholes} of the peephole weights {names}")
 
 
 def _class_of_lstm(label: str, scope: str, cell: str | None, forget_bias: float | None) -> str:

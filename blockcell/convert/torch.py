@@ -112,12 +112,14 @@ def from_torch(
         raise TypeError(f"{CALLER}: the source is of type {type(source).__name__}; {expected}")
     if nonlinearity not in (None, "tanh", "relu"):
         raise ValueError(f"{CALLER}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
-    assembly, remarks = _convert(module, source, prefix, nonlinearity, initial_state or ())
-    layers = assembly.layers
+    tensors, modules = _without_weight_drop(source), getattr(module, "named_modules", dict)
+    weights = _Weights(tensors, _groups(tensors), dict(modules()), nonlinearity, {})
+    assembly = _convert(module, weights, prefix, initial_state or ())
+    layers, remarks = assembly.layers, _remarks_of_nonlinearity(weights)
     state = None if initial_state is None else _initial_state(source, layers, initial_state)
     outcome = Outcome() if check is False else _compare(module, prefix, assembly, state, check)
     if check is False or prefix is not None or outcome.remarks:  # not all of a model was compared
-        mixed = [repr(key) if key else "the model" for key in assembly.keys if _is_in_zoneout(module, key)]
+        mixed = [repr(key) if key else "the model" for key in assembly.keys if _is_in_zoneout(weights.modules, key)]
         remarks += [zoneout_remark(" and ".join(mixed))] if mixed and not isinstance(layers, Dense) else []
     warn_once(CALLER, [*assembly.left_out, *outcome.left_out], [*remarks, *outcome.remarks], stacklevel=2)
     return layers if initial_state is None else (layers, state)
@@ -129,43 +131,37 @@ class _Weights(NamedTuple):
     tensors: Mapping[str, Any]
     groups: Mapping[str, set[str]]
     """The names of the weights of each module by its prefix, without it."""
-    activations: Mapping[str, str]
-    """Of plain RNNs, by prefix."""
+    modules: Mapping[str, Any]
+    """The modules by name, if there are any."""
+    nonlinearity: str | None
+    """The activation of all plain RNNs, if the user told it."""
+    is_told: dict[str, bool]
+    """Whether the activation of a plain RNN is known, by the prefixes of those that were converted."""
 
 
-def _convert(
-    module: Any, source: Mapping[str, Any], prefix: str | None, nonlinearity: str | None, state_names: Sequence[str]
-) -> tuple[Assembly, list[str]]:
-    """Convert the layers of a state_dict, or those with the prefix; return them and remarks for a warning."""
-    source = _without_weight_drop(source)
-    groups = _groups(source)
-    prefixes = groups if prefix is None else [prefix]
-    activations, remarks = _nonlinearities(module, source, prefixes, nonlinearity)
-    weights = _Weights(source, groups, activations)
+def _convert(module: Any, weights: _Weights, prefix: str | None, state_names: Sequence[str]) -> Assembly:
+    """Convert the layers of a state_dict, or those with the prefix."""
+    source, groups = weights.tensors, weights.groups
     if prefix is not None:
         if prefix in groups or f"{prefix}weight" in source:
             layer = _recurrent(weights, prefix) if prefix in groups else _dense(weights, prefix)
-            return Assembly(layer, None, (prefix.removesuffix("."),), []), remarks
-        advice = _quantized_advice(source, prefix)
-        hint = f". {advice}" if advice else ""
-        raise ValueError(f"{CALLER}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}{hint}")
+            return Assembly(layer, None, (prefix.removesuffix("."),), [])
+        raise ValueError(f"{CALLER}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}{_QUANTIZED}")
     if is_of(("torch",), type(module), "Linear"):
-        return Assembly(_dense(weights, ""), None, ("",), []), remarks
+        return Assembly(_dense(weights, ""), None, ("",), [])
     if not groups:
         mappings = {key: value for key, value in source.items() if isinstance(value, Mapping)}
         inner = [key for key, value in mappings.items() if any(_NAME.match(str(name)) for name in value)]
-        if advice := _quantized_advice(source):
-            raise ConversionError(f"{CALLER}: {advice}")
         advice = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
         expected = "expected the weights of an LSTM, a GRU or an RNN"
-        raise ValueError(f"{CALLER}: {expected}, found none: no name ends in weight_hh_l0{advice}")
+        raise ValueError(f"{CALLER}: {expected}, found none: no name ends in weight_hh_l0{advice}{_QUANTIZED}")
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
         result = _add_modules(steps, weights, module, "", None)
-        return assemble(CALLER, steps, [result]), remarks
+        return assemble(CALLER, steps, [result])
     _add_groups(steps, weights, "")
     _add_others(steps, weights, [name for name in source if name not in state_names and not _NAME.match(name)])
-    return assemble(CALLER, steps, None), remarks
+    return assemble(CALLER, steps, None)
 
 
 def _compare(module: Any, prefix: str | None, assembly: Assembly, state: Any, check: bool | None) -> Outcome:
@@ -192,9 +188,8 @@ def _compare(module: Any, prefix: str | None, assembly: Assembly, state: Any, ch
     return outcome if prefix is None else Outcome(remarks=outcome.remarks)
 
 
-def _is_in_zoneout(module: Any, key: str) -> bool:
+def _is_in_zoneout(modules: Mapping[str, Any], key: str) -> bool:
     """Return whether a part of a model has zoneout by its name or by the class of a module around it."""
-    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
     around = [name for name in modules if f"{key}.".startswith(f"{name}." if name else "")]
     return "zoneout" in " ".join([key, *(type(modules[name]).__name__ for name in around)]).lower()
 
@@ -224,10 +219,11 @@ def _initial_state(source: Mapping[str, Any], layer: Converted, names: Sequence[
 
 # -------------------------------------------------------------------------------------------------------------- models
 _NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
-_NORMS = re.compile(r"(?:(?P<old>.*)_(?:g|v|orig)|(?P<before>.*)parametrizations\.(?P<new>[^.]+)\.original\d*)$")
+_PART_OF_WEIGHT = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*(?:_g|_v|_orig|\.original\d*)$")
 _RAW_WEIGHT = re.compile(r"(|.*\.)((?:weight|bias)_(?:ih|hh|hr)[^.]*)_raw$")
-_QUANTIZED_PART = re.compile(
-    r"(|.*?\.)(?:_all_weight_values\.\d+\.param|_packed_weight_[ih]h|(?:layers\.\d+\.layer_[fb]w\.cell\.)?[ih]gates\..*)$"
+_QUANTIZED = (
+    ". If PyTorch has quantized it: load the model without that (in EasyOCR by quantize=False), convert it, and call"
+    " layer.quantize('int8')"
 )
 _IDENTITIES = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # in inference
 
@@ -236,19 +232,12 @@ def _groups(source: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return the names of the weights of LSTMs, GRUs and RNNs, by prefix and without it."""
     groups: dict[str, set[str]] = {}
     for name in read_names(CALLER, source):
-        if match := _NORMS.match(name):
-            weight = (match["before"] or "") + match["new"] if match["new"] else match["old"]
-            if _NAME.match(weight):
-                norm = "spectral" if f"{weight}_orig" in source else "weight"
-                state, remove = "normalized", f"remove_{norm}_norm"
-                if match["new"]:
-                    remove = "parametrize.remove_parametrizations"
-                elif f"{weight}_mask" in source:
-                    state, remove = "pruned", "prune.remove"
-                raise ConversionError(
-                    f"{CALLER}: {weight} is {state}, and {name} is a part of it. Call"
-                    f" torch.nn.utils.{remove}(module, {weight.split('.')[-1]!r}) first, for every weight that is"
-                )
+        if _PART_OF_WEIGHT.match(name):
+            raise ConversionError(
+                f"{CALLER}: {name} is a part of a weight that is normalized or pruned. Undo that first, by"
+                f" torch.nn.utils.remove_weight_norm, remove_spectral_norm, prune.remove or"
+                f" parametrize.remove_parametrizations, for every weight"
+            )
         if match := _NAME.match(name):
             groups.setdefault(match[1], set()).add(name[len(match[1]) :])
     return groups
@@ -267,17 +256,6 @@ def _without_weight_drop(source: Mapping[str, Any]) -> Mapping[str, Any]:
         prefix = inner if any(name.startswith(inner) for name in source) else match[1]
         tensors[prefix + match[2]] = tensors.pop(match[0])
     return tensors
-
-
-def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:
-    """Say what to do about an LSTM, GRU or RNN that PyTorch quantizes, if these are names of its parts."""
-    matches = [match for name in names if name.startswith(prefix) and (match := _QUANTIZED_PART.match(name))]
-    if not matches:
-        return ""
-    return (
-        f"PyTorch quantizes the LSTM, GRU or RNN that has {matches[0][0]}: load the model without that (in EasyOCR by"
-        f" quantize=False), convert it, and call layer.quantize('int8')"
-    )
 
 
 def _add_modules(
@@ -299,7 +277,6 @@ def _add_modules(
             step = step._replace(activation=kind.lower())
         else:  # perhaps a module of the user's own with layers in it
             _add_groups(steps, weights, f"{key}.")
-            step = step._replace(hint=_quantized_advice(weights.tensors, f"{key}."))
         steps[key] = step._replace(is_identity=is_known and kind in _IDENTITIES)
         source_key = key
     return source_key
@@ -313,27 +290,22 @@ def _add_groups(steps: dict[str, Step], weights: _Weights, start: str) -> None:
             steps[key] = Step(key, None, layer=_recurrent(weights, prefix))
 
 
-def _nonlinearities(
-    module: Any, source: Mapping[str, Any], prefixes: Iterable[str], nonlinearity: str | None
-) -> tuple[dict[str, str], list[str]]:
-    """Return the activations of plain RNNs by prefix, and a remark on unknown ones; `nonlinearity` is for all."""
-    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
-    activations, unknown = {}, []
-    for prefix in prefixes:
-        kernels = [np.shape(source[name]) for name in (f"{prefix}weight_hh_l0", f"{prefix}weight_hh") if name in source]
-        if [size[:1] for size in kernels] != [size[1:] for size in kernels] or not kernels:
-            continue
-        own = getattr(modules.get(prefix.removesuffix(".")), "nonlinearity", None)
-        if nonlinearity is None and own not in ("tanh", "relu"):
-            unknown.append(prefix)
-        activations[prefix] = str(nonlinearity or (own if own in ("tanh", "relu") else "tanh"))
-    if nonlinearity is not None and not activations:
-        raise ValueError(f"{CALLER}: nonlinearity is {nonlinearity!r}, and there is no plain RNN; expected None")
-    remark = (
-        f"weights do not tell the nonlinearity of plain RNNs; here it is tanh: {', '.join(map(repr, unknown))}. Pass"
-        f" nonlinearity='tanh' or 'relu'"
-    )
-    return activations, [remark] if unknown else []
+def _nonlinearity(weights: _Weights, prefix: str) -> str:
+    """Return the activation of a plain RNN: tanh, if nothing tells it."""
+    own = getattr(weights.modules.get(prefix.removesuffix(".")), "nonlinearity", None)
+    told = weights.nonlinearity or (own if own in ("tanh", "relu") else None)
+    weights.is_told[prefix] = told is not None
+    return told or "tanh"
+
+
+def _remarks_of_nonlinearity(weights: _Weights) -> list[str]:
+    """Return a remark on plain RNNs whose activation is not known; refuse one that is given and that no layer has."""
+    if weights.nonlinearity is not None and not weights.is_told:
+        found = f"nonlinearity is {weights.nonlinearity!r}, and there is no plain RNN"
+        raise ValueError(f"{CALLER}: {found}; expected None")
+    names = ", ".join(repr(prefix) for prefix, is_told in weights.is_told.items() if not is_told)
+    remark = f"weights do not tell the nonlinearity of plain RNNs; here it is tanh: {names}. Pass"
+    return [f"{remark} nonlinearity='tanh' or 'relu'"] if names else []
 
 
 def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str]) -> None:
@@ -344,13 +316,11 @@ def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str])
     states = [name for name in names if is_only and np.shape(weights.tensors[name]) == shape]
     modules: dict[str, list[str]] = {}
     for name in names:
-        match = _QUANTIZED_PART.match(name)
-        module = match[1].removesuffix(".") if match else name.rpartition(".")[0]
-        modules.setdefault(module, []).append(name.removeprefix(f"{module}."))
+        module, _, leaf = name.rpartition(".")
+        modules.setdefault(module, []).append(leaf)
     for module, leaves in modules.items():
         has_states = any(f"{module}.{leaf}".removeprefix(".") in states for leaf in leaves)
         hint = f"if that is what it starts from, pass initial_state={tuple(states)}" if has_states else ""
-        hint = hint or _quantized_advice(names, f"{module}.".removeprefix("."))
         steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None, hint=hint)
 
 
@@ -435,16 +405,13 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
         w, b = layer.weights.values()
         return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}
     layers = layer.layers if isinstance(layer, Stack) else (layer,)
-    if any(isinstance(part, Dense) for part in layers):
-        raise ConversionError(
-            f"{caller}: the stack has a Dense, which is a torch.nn.Linear. Convert layer.layers one by one"
-        )
-    cells = [cells_of(caller, part) for part in layers]
+    cells = [cells_of(caller, part) for part in layers if not isinstance(part, Dense)]
     pairs = [(len(directions), cell) for directions in cells for cell in directions]
-    if len({(count, type(cell), cell.hidden_size, cell.output_size) for count, cell in pairs}) > 1:
+    forms = {(count, type(cell), cell.hidden_size, cell.output_size) for count, cell in pairs}
+    if len(cells) < len(layers) or len(forms) > 1:
         raise ConversionError(
-            f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM, GRU and RNN have one for all"
-            f" of them. Convert layer.layers one by one"
+            f"{caller}: the stack has a Dense, or its layers differ in kind or in H; torch.nn.LSTM, GRU and RNN have"
+            f" one for all of them. Convert layer.layers one by one"
         )
     if len(activations := dict.fromkeys(cell.activation for _, cell in pairs)) > 1:
         raise ConversionError(
@@ -500,7 +467,7 @@ def _cell(weights: _Weights, prefix: str, suffix: str) -> RecurrentCell:
     check_shapes(CALLER, {names["weight_ih"]: (kernel, (columns, None))})
     check_shapes(CALLER, {name: (bias, (columns,)) for name, bias in biases.items()})
     if KINDS[gates] == "RNN":
-        options["activation"] = weights.activations.get(prefix, "tanh")
+        options["activation"] = _nonlinearity(weights, prefix)
     elif KINDS[gates] == "GRU":
         options["reset_after"] = True
     return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), **options)

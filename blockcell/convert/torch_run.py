@@ -97,27 +97,11 @@ class _Input(NamedTuple):
 def compare_module(
     caller: str, module: torch.nn.Module, pieces: Sequence[Piece], is_whole: bool, check: bool | None
 ) -> Outcome:
-    """Compare converted layers with the PyTorch module that they come from.
+    """Compare converted layers with the PyTorch module that the user passed.
 
-    Parameters
-    ----------
-    caller : str
-        The name of the function that the user called, for messages.
-    module : torch.nn.Module
-        What the user passed.
-    pieces : sequence of Piece
-        The layers.
-    is_whole : bool
-        Whether the only layer is to compute what the model computes: nothing is known to be left out.
-    check : bool, optional
-        True to run hooks of the user's own, too.
-
-    Raises
-    ------
-    ConversionError
-        A layer computes something else than its module, or than the model.
-    NotCompared
-        The model cannot run. Where its parts can, they have been compared.
+    `is_whole` says whether the only layer is to compute what the model computes, as nothing is known to be left out.
+    With `check`, hooks of the user's own run, too. Raise a ConversionError if a layer computes something else than its
+    module or than the model, and `NotCompared` if the model cannot run; where its parts can, they have been compared.
     """
     with _undisturbed():
         return _Source(caller, module, pieces, bool(check)).compare(is_whole)
@@ -179,7 +163,8 @@ class _Source:
                 return self._compare_model(is_whole)
             except NotCompared as error:
                 reason = error
-        pieces = [piece for piece in self._pieces if not self._has_hooks(piece)]
+        hooked = {name for name in self._piece_names if any(_is_within(part, name) for part in self._hooked_names)}
+        pieces = [piece for piece in self._pieces if hooked.isdisjoint(piece.names)]
         if not pieces:
             raise NotCompared(_HOOKS)
         kinds = dict.fromkeys(type(self._modules[name]) for piece in pieces for name in piece.names)
@@ -209,12 +194,6 @@ class _Source:
         remarks = [f"compared for B = {B} alone, which the model fixes"] if B else []
         return Outcome([*(self._more_operations if is_whole else left_out)], remarks)
 
-    def _is_sequential(self) -> bool:
-        return type(self._model) is torch.nn.Sequential
-
-    def _has_hooks(self, piece: Piece) -> bool:
-        return any(_is_within(hooked, name) for hooked in self._hooked_names for name in piece.names)
-
     def _fits(self, x: Array, result: Array) -> bool:
         """Return whether the model's input and result have the shapes that x and y of the only layer have."""
         layer = self._pieces[0].layer
@@ -234,14 +213,13 @@ class _Source:
             key for a in (x, *(c.y for c in all_calls)) for key in _keys(a)
         )
         arguments = returned | dict.fromkeys(key for call in all_calls for key in _keys_of_permutations(call.y))
-        others = [event for event in events if event.name not in self._piece_names]
-        for event in others + _join_steps(others):
+        for event in (event for event in events if event.name not in self._piece_names):
             module = self._modules[event.name]
             has_weights = any(True for _ in itertools.chain(module.parameters(), module.buffers()))
             label = None if has_weights else f"{event.name} ({type(module).__name__})"
             keys_entering = {key for arrays in event.entering for array in arrays for key in _keys(array)}
             for array in event.leaving:
-                if has_weights or (event.entering and keys_entering.isdisjoint(_keys(array))):
+                if has_weights or keys_entering.isdisjoint(_keys(array)):
                     for key in _keys_of_permutations(array):
                         returned.setdefault(key, label)
                         arguments.setdefault(key, label)
@@ -302,7 +280,8 @@ class _Source:
         x = self._tensor(self._input.draw(T, B, seed, scale))
         array = _arrays(x)[0]
         with self._recorded() as events:
-            run = partial(_run_sequence, self._model) if self._is_sequential() else self._model
+            is_sequential = type(self._model) is torch.nn.Sequential
+            run = partial(_run_sequence, self._model) if is_sequential else self._model
             results = _arrays(_call("its forward", run, x))
         if not results:
             raise NotCompared("its forward returns no tensor")
@@ -311,7 +290,7 @@ class _Source:
     def _run_model(self, is_whole: bool, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         """Return what enters and leaves the model, or each layer's modules in it."""
         x, results, events = self._run(T, B, seed, scale)
-        if not self._is_sequential():
+        if type(self._model) is not torch.nn.Sequential:
             self._find_operations(x, results, events)
         if is_whole:
             return [self._whole_crossing(x, results[0])]
@@ -454,14 +433,13 @@ def _names_with_hooks(module: torch.nn.Module) -> list[str]:
     """Return the names of the modules that have hooks of the user's own around their forward."""
     from torch.nn.modules import module as modules
 
-    if modules._global_forward_hooks or modules._global_forward_pre_hooks:
-        return [name for name, _ in module.named_modules()]
-    return [
-        name
-        for name, part in module.named_modules()
-        for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
-        if not str(getattr(hook, "__module__", "")).startswith("torch.")
-    ]
+    is_global = bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
+    names = []
+    for name, part in module.named_modules():
+        hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+        if is_global or any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks):
+            names.append(name)
+    return names
 
 
 def _copy_for_inference(module: torch.nn.Module) -> torch.nn.Module:
@@ -530,15 +508,6 @@ def _arrays(value: Any) -> list[Array]:
     """Return copies of all tensors of an argument or a result."""
     tensors = [tensor.detach().cpu() for tensor in _tensors(value)]
     return [np.array((t.float() if t.dtype == torch.bfloat16 else t).numpy()) for t in tensors]
-
-
-def _join_steps(events: Sequence[_Event]) -> list[_Event]:
-    """Return an event for each module that is called for one step after the other, with the results of all steps."""
-    leaving: dict[str, list[Array]] = {}
-    for event in events:
-        leaving.setdefault(event.name, []).extend(event.leaving)
-    alike = {name: arrays for name, arrays in leaving.items() if len({a.shape for a in arrays}) == 1 < len(arrays)}
-    return [_Event(name, [], [np.stack(arrays)], False, True) for name, arrays in alike.items()]
 
 
 def _read_call(first: _Event, last: _Event, state_count: int, is_cell: bool, is_batch_first: bool) -> _Call | None:

@@ -212,7 +212,7 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
         ),
         (onnx_node("RNN", clip=float("nan")), "clip=nan, which limits"),
         (onnx_node(input_forget=1, activations=["Relu", "Tanh", "Tanh"]), "input_forget=1 and the activation 'relu'"),
-        (onnx_node("GRU", input_forget=1), "input_forget=1, which only an LSTM has"),
+        (onnx_node("GRU", input_forget=1), "has the attribute 'input_forget', which ONNX does not know of its kind"),
         (onnx_node(coupled=1), "has the attribute 'coupled', which ONNX does not know"),
         (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*here both are the layer's activation"),
         (onnx_node("GRU", activations=["Sigmoid", "Gelu"]), "has the activation 'Gelu'; expected one of Affine, Elu"),
@@ -225,10 +225,13 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
         (onnx_node("RNN", activations=["Elu"], activation_alpha=[float("inf")]), "Elu with alpha=inf"),
         (onnx_node("RNN", activations=["LeakyRelu"], activation_alpha=[0.0]), "LeakyRelu with alpha=0"),
         (onnx_node(domain="com.microsoft"), "com.microsoft::LSTM"),
-        (onnx_node(inputs=("X", "V", "R", "B")), r"its W 'V' \(input\[1\]\) is not among the initializers"),
+        (
+            onnx_node(inputs=("X", "V", "R", "B")),
+            r"its W 'V' \(input\[1\]\) is neither among the initializers nor made",
+        ),
         (
             onnx_node(inputs=("X", "V", "R", "C")),
-            r"its W 'V' \(input\[1\]\) and B 'C' \(input\[3\]\) are not among the initializers; expected"
+            r"its W 'V' \(input\[1\]\) and B 'C' \(input\[3\]\) are neither among the initializers nor .* the arrays:"
             r" convert.from_onnx\(node, {'V': ..., 'C': ..., ...}\)",
         ),
     ],
@@ -465,7 +468,7 @@ def test_odd_sources(source, error, message):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (lstm(rng(), cell_clip=3), "clips its cell state at 3"),
+        (lstm(rng(), cell_clip=3), "has cell_clip=3.0, an ONNX LSTM has no such thing; if the limit is never reached"),
         (Stack([lstm(rng())]), "Convert layer.layers one by one"),
         (Bidirectional(lstm(rng()), gru(rng())), "an LSTM and a GRU; a node"),
         (Bidirectional(gru(rng(), reset_after=True), gru(rng())), "one GRU has reset_after=True and the other has not"),

@@ -104,19 +104,19 @@ def test_axes_as_attributes():
     [
         (
             [made("Exp", ["W"], "V"), made("Identity", ["V"], "U")],
-            r"its W 'V' \(input\[1\]\) and R 'U' \(input\[2\]\) are not made of constants by Abs, Add, .*"
+            r"its W 'V' \(input\[1\]\) and R 'U' \(input\[2\]\) are neither .* nor made of constants by Abs, Add, .*"
             r' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession\(',
         ),
         (
             [made("Identity", ["x2"], "V"), made("Identity", ["R"], "U")],
-            r"its W 'V' \(input\[1\]\) is not made of constants by .* convert.from_onnx\(node, arrays\)$",
+            r"its W 'V' \(input\[1\]\) is neither .* nor made of constants by .* convert.from_onnx\(node, {'V': \.\.",
         ),
-        ([made("Identity", ["V"], "V"), made("Identity", ["R"], "U")], r"its W 'V' \(input\[1\]\) is not"),
-        ([made("Identity", ["t"], "V"), made("Identity", ["V"], "t")], "its W 'V' .* and R 'U' .* are not"),
-        ([made("Reshape", ["W", "zero"], "V"), made("Identity", ["R"], "U")], r"its W 'V' \(input\[1\]\) is not"),
+        ([made("Identity", ["V"], "V"), made("Identity", ["R"], "U")], r"its W 'V' \(input\[1\]\) is neither"),
+        ([made("Identity", ["t"], "V"), made("Identity", ["V"], "t")], "its W 'V' .* and R 'U' .* are neither"),
+        ([made("Reshape", ["W", "zero"], "V"), made("Identity", ["R"], "U")], r"its W 'V' \(input\[1\]\) is neither"),
         (
             [helper.make_node("Split", ["W"], ["V"], num_outputs=2**31 - 1), made("Identity", ["R"], "U")],
-            r"its W 'V' \(input\[1\]\) is not",
+            r"its W 'V' \(input\[1\]\) is neither",
         ),
     ],
 )
@@ -215,19 +215,16 @@ def test_names_that_stand_in_both_places():
 
 
 # ----------------------------------------------------------------------------------------------------- 8-bit integers
-MEND = "onnxruntime has quantized it; convert the model that quantize_dynamic was given"
-
-
 def test_lstm_of_integers():
     """onnxruntime rounds x and h, too: such a node has no layer."""
     node = helper.make_node("DynamicQuantizeLSTM", ["X", "W", "R"], ["V"], name="q", domain="com.microsoft")
     with pytest.raises(ConversionError, match=r"a com.microsoft::DynamicQuantizeLSTM; expected an ONNX LSTM"):
         convert.from_onnx(node, WEIGHTS)
-    with pytest.raises(ValueError, match=rf"found q \(DynamicQuantizeLSTM\)\. Of 'q': {MEND}$"):
+    with pytest.raises(ValueError, match=r"found q \(DynamicQuantizeLSTM\)\. .* the model that quantize_dynamic got"):
         convert.from_onnx(model_of([node], WEIGHTS, ["V"], inputs=("X",)))
     model = model_of([node, node_of()], WEIGHTS, inputs=("X",))
     model.graph.node[1].input[0] = "V"
-    assert_same(converted(convert.from_onnx, model, rf"q \(DynamicQuantizeLSTM\): {MEND}"), EXPECTED)
+    assert_same(converted(convert.from_onnx, model, r"q \(DynamicQuantizeLSTM\)"), EXPECTED)
 
 
 @pytest.mark.parametrize("loop", ["native", "scan"])
@@ -399,15 +396,13 @@ def test_cells_that_are_written_out():
     weights = {"cell.weight_ih": W[0], "cell.weight_hh": WEIGHTS["R"][0]}
     weights |= {"cell.bias_ih": WEIGHTS["B"][0, : 4 * H], "cell.bias_hh": WEIGHTS["B"][0, 4 * H :]}
     model = model_of(nodes, weights)
-    with pytest.raises(
-        ValueError, match=r"found g \(Gemm\), Y \(Tanh\); the weights of cells that are written"
-    ) as error:
+    with pytest.raises(ValueError, match=r"found g \(Gemm\), Y \(Tanh\)\. Cells that are written out in sin") as error:
         convert.from_onnx(model)
     scope = {"onnx": onnx, "convert": convert, "model": model}
     with pytest.warns(
         UserWarning, match="^from_torch: not compared with the model, because only weights were given: p"
     ):
-        exec(str(error.value).split("PyTorch's names: ")[1].replace("; ", "\nlayer = "), scope)
+        exec("layer = " + str(error.value).split("PyTorch's names are enough: ")[1], scope)
     assert isinstance(scope["layer"], LSTM) and scope["layer"].input_size == I
 
 

@@ -83,7 +83,7 @@ def test_tf1_lstm(scope, names, default, peephole):
     np.testing.assert_allclose(layer(x)[0], expected_lstm(variables, x, default), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("cell", "default"), [*FORGET_BIAS.items(), ("CudnnCompatibleLSTM", 0.0)])
+@pytest.mark.parametrize(("cell", "default"), FORGET_BIAS.items())
 def test_tf1_class(cell, default):
     variables = tf1_lstm("my/cell/")
     if cell.startswith("Coupled"):
@@ -109,7 +109,7 @@ def test_tf1_coupled_and_projected(names, peephole):
     exact = formulas.lstm_layer(x=x, cs_prev=np.zeros((3, H)), h_prev=np.zeros((3, 2)), w=w, b=b, w_p=w_p, **diagonals,
                                 **options, gates=("ci", "f", "o")).h  # fmt: skip
     np.testing.assert_allclose(layer(x)[0], exact, rtol=0, atol=1e-13)
-    with pytest.raises(ValueError, match="has no projection, which proj_clip is for"):
+    with pytest.raises(ValueError, match="LSTM: proj_clip is 1 and w_p is None; expected the weights of a projection"):
         convert.from_tf1(tf1_lstm(), forget_bias=1.0, proj_clip=1.0)
 
 
@@ -246,7 +246,12 @@ def test_tf1_refused(variables, options, message):
         ({f"{name}/part_0": value for name, value in tf1_lstm().items()}, {}, ValueError, "there are none"),
         ({"layer_norm_basic_lstm_cell/kernel": np.ones((7, 16))}, {}, ValueError, "kernel and bias of an LSTM"),
         (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(15, np.float32)}, {}, ValueError, r"b has shape \(15,\);"),
-        (tf1_lstm() | {"rnn/lstm_cell/w_i_diag": np.ones(H, np.float32)}, {}, ValueError, r"only \['wci'\]"),
+        (
+            tf1_lstm() | {"rnn/lstm_cell/w_i_diag": np.ones(H, np.float32)},
+            {},
+            TypeError,
+            "LSTM: wcf is None; expected an array",
+        ),
         (tf1_gru() | {"rnn/gru_cell/b_c": np.ones(3, np.float32)}, {}, ValueError, r"b_c has shape \(3,\)"),
         (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(16)}, {}, TypeError, "has dtype float64; expected float32"),
     ],

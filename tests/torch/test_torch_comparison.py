@@ -444,7 +444,7 @@ PARTS = {
     "module without weights": (lambda m, x: m.head(m.rnn(m.flip(m.front(x)))[0]), r", flip \(Flip\)"),
     "step by step": (
         lambda m, x: torch.stack([m.head(y) for y in m.rnn(torch.stack([m.front(step) for step in x]))[0]]),
-        "",
+        ", operations of its forward before 'rnn', operations of its forward behind 'head'",
     ),
     "not called": (
         lambda m, x: m.head(m.rnn.forward(m.front(x))[0]),
