@@ -87,9 +87,11 @@ def add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: st
             results[name] = parts
             called_again.append((parts[0], tensors))
         elif is_recurrent:
-            has_mask = len([*tensors_of(nodes, with_masks=True)]) > len([*tensors_of(nodes)])
             source = steps[key].source
-            steps[key] = steps[key]._replace(source=source._replace(has_mask=has_mask or source.has_mask))
+            is_lost = bool(states) and isinstance(nodes[0], Mapping)  # Keras 3 passes masks to calls of x alone
+            has_mask = len([*tensors_of(nodes, with_masks=True)]) > len([*tensors_of(nodes)])
+            has_mask = has_mask or (False if is_lost else source.has_mask)
+            steps[key] = steps[key]._replace(source=source._replace(has_mask=has_mask))
             _add_state_hint(steps, key, [prefix + origin for origin, _ in states])
     for part, tensors in called_again:
         steps[part] = steps[part]._replace(inputs=(*(steps[part].inputs or ()), *(keys_of(tensors, part) or ())))
@@ -149,14 +151,15 @@ def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
         masked = ZEROS
     makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
     has_maker = any(map(makes_mask, steps.values()))
-    is_certain = not any("/" in key or step.source.kind == "Multiply" for key, step in steps.items())
-    hints = {True: "" if has_maker else "it gets a mask: pass mask="}  # by whether a layer gets a mask
-    hints[False] = "no mask reaches it" if has_maker and is_certain else ""  # nested models pass masks on when they run
+    unmasked = {key for key, step in steps.items() if step.source.has_mask is False}
+    if any("/" in key or step.source.kind == "Multiply" for key, step in steps.items()):  # which may pass masks on
+        unmasked = {key for key in unmasked if (steps[key].inputs or ())[1:]}  # but not to calls with states
     for key, step in steps.items():
-        if hint := hints.get(step.source.has_mask, ""):
-            steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, hint))))
-        if makes_mask(step):
-            steps[key] = step._replace(hint=f"pass {makers[step.source.kind]} to the layer's calls{masked}")
+        hint = "no mask reaches it" if has_maker and key in unmasked else ""
+        hint = "it gets a mask: pass mask=" if step.source.has_mask and not has_maker else hint
+        if makes_mask(step) and not unmasked.issuperset(recurrent):
+            hint = f"pass {makers[step.source.kind]} to the layer's calls{masked}"
+        steps[key] = step._replace(hint="; ".join(filter(None, (step.hint, hint))))
     return assembly._replace(left_out=labels_left_out(steps, assembly.needed_keys, assembly.keys))
 
 

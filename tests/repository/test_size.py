@@ -9,7 +9,7 @@ from tracked import ROOT, tracked_files
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 11900,
     "blockcell": 12240,
-    "blockcell/convert": 6200,
+    "blockcell/convert": 6204,
     "blockcell/tensorflow": 8015,
     "onnx_export": 5500,
     "tests": 42810,
