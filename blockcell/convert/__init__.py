@@ -32,8 +32,8 @@ Each module imports only from those above it:
 ``keras.py``              `from_keras`, `to_keras`
 ========================  ==============================================================================================
 
-The interface for ``keras`` and ``onnx_export`` consists of the names of this package, of ``onnx_activations.py``,
-``onnx_graph.py``, ``shared.py``, ``keras_layers.py`` and ``keras_description.py``.
+Other packages import the names of this one, and from ``comparison.py``, ``shared.py``, ``tf1.py``,
+``onnx_activations.py``, ``onnx_graph.py``, ``keras_layers.py`` and ``keras_description.py``.
 """
 
 from .keras import from_keras, to_keras

@@ -66,7 +66,7 @@ class Crossing(NamedTuple):
     read: Callable[[Array, Any], Mapping[str, Array]]
     """Returns arrays in the form of the expected ones, by the same names, from y and the last state of the call."""
     options: Mapping[str, Any] = {}
-    """Further arguments of the call: `state`, `batch_first`, `mask`, `masked`."""
+    """Further arguments of the call: `state`, `batch_first`, `lengths`, `mask`, `masked`."""
     eps: float | None = None
     """The relative rounding error of the source's arithmetic, if it is coarser than that of the layer's dtype."""
 

@@ -381,13 +381,14 @@ def _layers_by_name(root: Group, name: str, options: Options) -> list[KerasLayer
         roles, stored = [role for role, _ in pairs], [array for _, array in pairs]
         is_recurrent = "recurrent_kernel" in roles
         kind = "unknown" if is_recurrent else {"embeddings": "Embedding", "kernel": "Dense"}.get(roles[0], "unknown")
-        inner = name if len(parts) == 1 or "ward" in path else f"{name}/{path.split('/')[0]}"
+        side = "".join(re.findall(r"(?:\A|/)(forward|backward)_", path)[:1])
+        inner = name if len(parts) == 1 or side else f"{name}/{path.split('/')[0]}"
         layer = _layer_of(inner, group.path, stored, options, is_recurrent, kind)
-        if waiting and "backward" in path:
+        if waiting and side == "backward":
             layers[-1] = _bidirectional(name, layers[-1], layer)
         else:
             layers.append(layer)
-        waiting = path if "forward" in path else ""
+        waiting = path if side == "forward" else ""
     return layers
 
 

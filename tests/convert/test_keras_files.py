@@ -455,13 +455,13 @@ def test_arrays_alone_with_others_between(form, tmp_path):
 def test_arrays_alone_without_an_order(tmp_path):
     """Two layers of one size may stand in either order, and a nested model has the names of both."""
     g = rng()
-    arrays = {name: drawn(g, "LSTM", H, H) for name in "ab"}
-    nested = sequential(entry("LSTM", "a"), entry("LSTM", "b"))
+    arrays = {name: drawn(g, "LSTM", H, H) for name in ("feedforward", "backwards")}  # no Bidirectional's
+    nested = sequential(entry("LSTM", "feedforward"), entry("LSTM", "backwards"))
     path = forms.write_weights(tmp_path / "m.h5", sequential(nested), arrays)
-    names = {"sequential/lstm": "a", "sequential/lstm_1": "b"}
+    names = {"sequential/lstm": "feedforward", "sequential/lstm_1": "backwards"}
     assert_all_same(result_of(from_keras, path), {name: cell_of("LSTM", arrays[key]) for name, key in names.items()})
     path = forms.write_h5_weights(tmp_path / "n.h5", sequential(nested), arrays)
-    assert_same(result_of(from_keras, path), Stack([cell_of("LSTM", arrays[name]) for name in "ab"]))
+    assert_same(result_of(from_keras, path), Stack([cell_of("LSTM", arrays[name]) for name in arrays]))
     cells = entry("RNN", "r", cell=entry("StackedRNNCells", "s", cells=[entry("LSTMCell", "x"), entry("GRUCell", "y")]))
     arrays = {"r": drawn(g, "LSTM", I, H) + drawn(g, "GRU", H, 5)}
     expected = Stack([cell_of("LSTM", arrays["r"][:3]), cell_of("GRU", arrays["r"][3:])])
