@@ -73,7 +73,7 @@ MUTANTS = by_name(
             "projected without its clip": {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"},
             "projected: the gradient passes the clip": {"h[l] >= clip or h[l] <= -clip": "h[l] > 2 * clip"},
             "projected: what is carried is left out": {
-                "product + (j - j0) * L, d_row +": "scratch + p.start[D_H] + b * p.Ps + j * L, d_row +",
+                "product + (j - j0) * L, d_row +": "p.scratch + p.start[D_H] + b * p.Ps + j * L, d_row +",
             },
             "projected: cs goes past a reset": {"if has_flag(&p.steps, k, b, RESET):": "if False:"},
             "projected: the weights' gradient without co": {"PEEP_LINES, 6, OUT_CO": "PEEP_LINES, 6, OUT_O"},
