@@ -44,7 +44,6 @@ def keras():
 @pytest.mark.parametrize("case", range(CASES))
 def test_random_models(keras, case, tmp_path, seed):
     drawn, verdicts = run_case(keras, seed, case, tmp_path)
-    print(drawn.description)
     for verdict, reason in verdicts.values():
         assert verdict == ("refused" if drawn.refused else "right"), reason
         assert verdict == "right" or "activation" in reason
