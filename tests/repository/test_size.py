@@ -10,7 +10,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "pyx": 11900,
     "blockcell": 12240,
     "blockcell/convert": 6204,
-    "blockcell/tensorflow": 8015,
+    "blockcell/tensorflow": 8018,
     "onnx_export": 5500,
     "tests": 42810,
     "tools": 3735,

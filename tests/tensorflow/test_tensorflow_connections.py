@@ -77,6 +77,10 @@ WRONG = {  # nodes, and why they are no layer
         [*OF_BOTH, node("later", "ReverseV2", ["back", "second"]), beside("y", A, "later")],
         "the node 'y' merges other numbers",
     ),
+    "a sum with what is not known": (
+        [*OF_BOTH, node("l", "Mystery", [A]), node("y", "AddV2", ["l", "back"])],
+        "the node 'y', which is a AddV2, merges a and b",
+    ),
     "from the state below": ([block("a", "x"), *begun("b", A, "a")], "b starts from the state of a"),
     "backward from the state of forward": (
         [whole("turned", "x"), block("a", "x"), *begun("b", "turned", "a"), whole("back", B_H), beside("y", A, "back")],
@@ -154,7 +158,7 @@ def test_graphs_that_are_the_layer(tmp_path, case):
 
 
 # ------------------------------------------------------------------------------------------------- what is not compared
-@pytest.mark.parametrize("unknown", [("Mystery", [A]), ("AddV2", [A, "back", "back"])], ids=["op", "sum of three"])
+@pytest.mark.parametrize("unknown", [("Mystery", [A]), ("AddV2", [A, A, A])], ids=["op", "sum of three"])
 def test_nodes_that_are_not_known(tmp_path, unknown):
     """An Add of three inputs, too, which TensorFlow refuses and numpy would write into the third."""
     nodes = [*OF_BOTH, node("l", *unknown), beside("y", "l", "back")]

@@ -153,6 +153,19 @@ class GraphConnections:
         """Return whether a value depends on the results of a run."""
         return self.dependences.joined(place) in self.reached(k)
 
+    def first_merges(self, top: Sequence[str], runs: Mapping[int, str]) -> Iterator[Place]:
+        """Yield the first places that depend on both directions, whose cells are on top; runs have cells' names."""
+        forward, backward = ([k for k, name in runs.items() if name == cell] for cell in top)
+        for left, right in product(forward, backward):
+            yield from self.dependences.first_merges(self.reached(left), self.reached(right))
+
+    def refuse_sums(self, top: Sequence[str], names: Sequence[str]) -> None:
+        """Refuse a layer that is not compared, if the graph only adds or multiplies the outputs of both directions."""
+        places = self.first_merges(top, dict(enumerate(names))) if len(top) == 2 else ()
+        nodes = [node for place in places if (node := self.reader.node(place)) is not None]
+        if nodes and all(graph_op(node).compute is not None or node.op == "AddN" for node in nodes):
+            raise _difference(f"the node {nodes[0].name!r}, which is a {nodes[0].op}, merges {' and '.join(top)}")
+
     @cached_property
     def random_places(self) -> dict[Place, None]:
         """The places that depend on random numbers, as those of dropout."""
@@ -383,9 +396,6 @@ class _Trial:
         rows = np.zeros(1) if expected is None else expected
         return bool(np.isclose(state, rows, rtol=_NEAR, atol=0).all()) if np.ndim(state) == 2 else False
 
-    def _runs_of(self, name: str) -> list[int]:
-        return [k for k, other in self._used.items() if other == name]
-
     # ------------------------------------------------------------------------------------------ what is made of outputs
     def _merged_forms(self, y: Array, evaluation: GraphEvaluation) -> dict[Place, Form]:
         """Return the first nodes that merge the outputs of both directions as the layer does, with what they are.
@@ -401,24 +411,22 @@ class _Trial:
         found: dict[Place, Form] = {}
         wrong, swapped = list[str](), list[str]()
         unknown: list[UnknownValue] = []
-        forward, backward = (self._runs_of(name) for name in self._made.top)
-        for left, right in product(forward, backward):
-            for place in self._graph.dependences.first_merges(self._graph.reached(left), self._graph.reached(right)):
-                try:
-                    form = find_form(self._merged(place, evaluation), y, widths[0], last_states)
-                    if form is None and place in self._graph.random_places:
-                        raise UnknownValue(f"the node {place.name!r}, which depends on random numbers")
-                    if form is None:
-                        wrong.append(f"the node {place.name!r} merges other numbers")
-                    elif form.backward_first:
-                        reason = f"the node {place.name!r} has the output of the backward direction first"
-                        (wrong if form.kind == "all" else swapped).append(reason)
-                    else:
-                        found[place] = form
-                except OtherNumbers as numbers:
-                    wrong.append(f"{numbers} is before the node {place.name!r}, which merges them")
-                except UnknownValue as error:
-                    unknown.append(error)
+        for place in self._graph.first_merges(self._made.top, self._used):
+            try:
+                form = find_form(self._merged(place, evaluation), y, widths[0], last_states)
+                if form is None and place in self._graph.random_places:
+                    raise UnknownValue(f"the node {place.name!r}, which depends on random numbers")
+                if form is None:
+                    wrong.append(f"the node {place.name!r} merges other numbers")
+                elif form.backward_first:
+                    reason = f"the node {place.name!r} has the output of the backward direction first"
+                    (wrong if form.kind == "all" else swapped).append(reason)
+                else:
+                    found[place] = form
+            except OtherNumbers as numbers:
+                wrong.append(f"{numbers} is before the node {place.name!r}, which merges them")
+            except UnknownValue as error:
+                unknown.append(error)
         wrong += [] if found else swapped
         if wrong and all(form.kind != "all" for form in found.values()):
             names = " and ".join(self._made.top)
@@ -433,7 +441,7 @@ class _Trial:
         frame, node, inputs = self._graph.frame(place.body), reader.node(place), reader.inputs_at(place)
         if node is None or node.op != "ConcatV2":
             return evaluation.array(frame, place)
-        runs = [k for name in self._made.top for k in self._runs_of(name)]
+        runs = [k for k, name in self._used.items() if name in self._made.top]
         parts = [part for part in inputs[:-1] if any(self._graph.depends_on(part, k) for k in runs)]
         arrays = [evaluation.array(frame, part) for part in parts]
         axis = int(evaluation.array(frame, inputs[-1]))
@@ -452,13 +460,16 @@ class _Trial:
             for name in self._made.top:
                 h = self._results[name][-1]
                 natural = self._reversed(h) if self._made.cells[name].reverse else h
-                runs = [self._graph.runs[k] for k in self._runs_of(name)]
+                runs = [self._graph.runs[k] for k, other in self._used.items() if other == name]
                 outputs += [(name, [step.h for step in run.steps], natural) for run in runs]
         for name, starts, natural in outputs:
             places = islice(chain(starts, self._graph.dependences.reached(starts)), _MOST_OUTPUTS)
-            values = {place: self._output(place, evaluation) for place in places}
+            values: dict[Place, Array] = {}
+            for place in places:
+                with suppress(UnknownValue):
+                    values[place] = evaluation.array(self._graph.frame(place.body), place)
             forwards, backwards = (
-                {place for place, value in values.items() if value is not None and _is_either(value, array)}
+                {place for place, value in values.items() if _is_either(value, array)}
                 for array in (natural, self._reversed(natural))
             )
             both = forwards | backwards
@@ -510,12 +521,6 @@ class _Trial:
                     owners.update(name for name, h in near if find_origins(value, h) is not None)
             yield owners
 
-    def _output(self, place: Place, evaluation: GraphEvaluation) -> Array | None:
-        try:
-            return evaluation.array(self._graph.frame(place.body), place)
-        except UnknownValue:
-            return None
-
 
 def _is_either(value: Array, sequence: Array) -> bool:
     """Return whether a value is a sequence, time first or batch first."""
@@ -530,8 +535,7 @@ def _at_step(array: Array, frame: Frame) -> Array:
         frame = frame.outer
     if frame.step >= len(array):
         raise UnknownValue(f"step {frame.step} of {len(array)}")
-    row: Array = array[frame.step]
-    return row
+    return np.asarray(array[frame.step])
 
 
 def _anywhere(array: Array, frame: Frame) -> Array:

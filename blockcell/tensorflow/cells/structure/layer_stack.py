@@ -1,8 +1,7 @@
 """All cells of a model, by names, and the layer that they are together: a cell, a Bidirectional or a Stack.
 
 In come cells with the names of their input cells and their directions; out go levels of cells on top of each other, and
-their layer. `Cells.levels` says why cells cannot be stacked, and ``connection_check.py`` why the graph merges or
-connects them in another way than a layer.
+their layer. `Cells.levels` says why cells cannot be stacked, ``connection_check.py`` where the graph joins others.
 """
 
 from __future__ import annotations
@@ -104,13 +103,13 @@ class Cells(Mapping[str, Found]):
         try:
             if not self._connections:
                 raise NotCompared("the file has no graph")
-            return [
-                *dict.fromkeys(remark for graph, names in self._connections for remark in graph.compare(made, names))
-            ]
-        except NotCompared as reason:
+            remarks = (remark for graph, names in self._connections for remark in graph.compare(made, names))
+            return [*dict.fromkeys(remarks)]
+        except (NotCompared, UnknownValue) as error:
+            for graph, names in self._connections:
+                graph.refuse_sums(made.top, names)
+            reason = error if isinstance(error, NotCompared) else f"this is not understood: {plain(str(error))}"
             return [f"not compared with the graph, because {reason}"]
-        except UnknownValue as unknown:
-            return [f"not compared with the graph, because this is not understood: {plain(str(unknown))}"]
 
     @property
     def initial_state(self) -> dict[Any, Any] | None:
