@@ -1,9 +1,8 @@
 """Convert weights from and to Keras, PyTorch, ONNX and TensorFlow 1.
 
 None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. If the other side
-cannot express a layer, a `ConversionError` names the reason and a remedy.
-
-`from_keras`, `from_torch` and `from_onnx` take whole models, too, and warn of skipped parts.
+cannot express a layer, a `ConversionError` names the reason and a remedy. `from_keras`, `from_torch` and `from_onnx`
+take whole models, too, and warn of skipped parts.
 
 Layers of blockcell read x as [T,B,I], time first, unless a call has ``batch_first=True``. Their defaults, forget_bias=0
 and cell_clip=0, are the defaults of all these packages except TensorFlow 1. Dropout acts in training only and has no
@@ -32,8 +31,9 @@ Each module imports only from those above it:
 ``keras.py``              `from_keras`, `to_keras`
 ========================  ==============================================================================================
 
-Other packages import the names of this one, and from ``comparison.py``, ``shared.py``, ``tf1.py``,
-``onnx_activations.py``, ``onnx_graph.py``, ``keras_layers.py`` and ``keras_description.py``.
+The interface for ``keras``, ``tensorflow`` and ``onnx_export`` consists of the names of this package, of ``tf1.py``,
+``comparison.py``, ``shared.py``, ``onnx_activations.py``, ``onnx_graph.py``, ``keras_layers.py`` and
+``keras_description.py``.
 """
 
 from .keras import from_keras, to_keras

@@ -147,10 +147,10 @@ def test_onnx_export_imports_no_kernels(source):
     assert source.name == "runtime.py" or not any(name.partition(".")[0] == "onnxruntime" for name in imported)
 
 
-@pytest.mark.parametrize(
-    ("package", "importers"),
-    [("layers", {"convert", "tensorflow", "torch", "onnx_export"}), ("convert", {"keras", "onnx_export"})],
-)
+USERS = {"layers": {"convert", "tensorflow", "torch", "onnx_export"}, "convert": {"keras", "tensorflow", "onnx_export"}}
+
+
+@pytest.mark.parametrize(("package", "importers"), USERS.items())
 def test_packages_import_the_interface(package, importers):
     """Its docstring says for whom it is and which modules it has, beside the names of the package."""
     text = ast.get_docstring(ast.parse((ROOT / "blockcell" / package / "__init__.py").read_text()))
