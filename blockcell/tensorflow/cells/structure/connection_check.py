@@ -162,7 +162,7 @@ class GraphConnections:
     def refuse_sums(self, top: Sequence[str], names: Sequence[str]) -> None:
         """Refuse a layer that is not compared, if the graph only adds or multiplies the outputs of both directions."""
         places = self.first_merges(top, dict(enumerate(names))) if len(top) == 2 else ()
-        nodes = [node for place in places if (node := self.reader.node(place)) is not None]
+        nodes = [node for place in places if (node := self.reader.bodies[place.body].get(place.name)) is not None]
         if nodes and all(graph_op(node).compute is not None or node.op == "AddN" for node in nodes):
             raise _difference(f"the node {nodes[0].name!r}, which is a {nodes[0].op}, merges {' and '.join(top)}")
 
