@@ -10,15 +10,16 @@ from cells.activations cimport default_activations
 from cells.lstm cimport PEEP_LINES, load_peepholes, lstm_grad_line, store_peephole_grads
 from cells.types cimport Cell
 from passes.arrays cimport Pass
+from passes.backward cimport use_arrays
 from passes.indices cimport CS_PREV, DICFO, GRADS, INPUTS
 from passes.layer cimport planned_kernel
 from passes.steps cimport contiguous_layout, steps_of
-from product.lines cimport LF, Array, L, at, clear, lines_in, noinline_void, set_arrays, store_line, store_row
+from product.lines cimport LF, Array, L, at, clear, lines_in, noinline_void, store_line, store_row
 from product.real cimport real
-from schedule.cost cimport grid_of, parts_of, use_threads
+from schedule.cost cimport grid_of, parts_of
 from schedule.plan cimport BACKWARD_REGIONS, D, PEEPHOLES, Backward
 from schedule.team cimport Team, barrier, join_team, measured_cost, part_start, start_team
-from schedule.workspace cimport Region, guard_zones, lay_out, region, release_zones
+from schedule.workspace cimport Region, lay_out, region, release_zones
 
 cdef enum:
     CELL_GRAD_UNITS = 8192  # B * H from which on there are several threads; chosen by hand, as in plan.pxd
@@ -74,11 +75,7 @@ cdef inline long long dicfo_pass(const void *plan, int ready, void *scratch, con
     cdef Array[INPUTS] inputs
     cdef Array[GRADS] grads
     cdef long long nanoseconds
-    p.inputs, p.grads, p.scratch = inputs, grads, <real *> scratch
-    set_arrays(inputs, a.inputs, INPUTS, p.c.is_half)
-    set_arrays(grads, <const void *const *> a.grads, GRADS, p.c.is_half)
-    use_threads(&p.grid, ready)
-    guard_zones(&p.workspace, scratch, 1)
+    use_arrays(&p, ready, <real *> scratch, a, inputs, grads)
     nanoseconds = compute_dicfo(&p, p.scratch + p.start[D] if p.c.is_half else <real *> a.grads[DICFO])
     release_zones(&p.workspace, scratch, 1)
     return nanoseconds

@@ -624,6 +624,17 @@ cdef inline long long backward(const Backward *p) noexcept nogil:
     return measured_cost(&team)
 
 
+cdef inline void use_arrays(
+    Backward *p, int ready, real *scratch, const Pass *a, Array *inputs, Array *grads
+) noexcept nogil:
+    """Use at most `ready` threads, scratch memory, and a's arrays, for which `inputs` and `grads` have room."""
+    p.inputs, p.grads, p.scratch = inputs, grads, scratch
+    set_arrays(inputs, a.inputs, INPUTS, p.c.is_half)
+    set_arrays(grads, <const void *const *> a.grads, GRADS, p.c.is_half)
+    use_threads(&p.grid, ready)
+    guard_zones(&p.workspace, scratch, 1)
+
+
 cdef inline long long backward_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of an op or a layer, whose plan is a Backward, on at most `ready` threads; return the
     nanoseconds that having several cost."""
@@ -631,11 +642,7 @@ cdef inline long long backward_pass(const void *plan, int ready, void *scratch, 
     cdef Array[INPUTS] inputs
     cdef Array[GRADS] grads
     cdef long long nanoseconds
-    p.inputs, p.grads, p.scratch = inputs, grads, <real *> scratch
-    set_arrays(inputs, a.inputs, INPUTS, p.c.is_half)
-    set_arrays(grads, <const void *const *> a.grads, GRADS, p.c.is_half)
-    use_threads(&p.grid, ready)
-    guard_zones(&p.workspace, scratch, 1)
+    use_arrays(&p, ready, <real *> scratch, a, inputs, grads)
     p.steps.reverse = a.reverse
     if a.has_layouts:
         p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout

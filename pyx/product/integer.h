@@ -1,15 +1,13 @@
 /* Rows of activations are quantized to 8 bits, as integer.pxd defines.
    Letters: k a value of a row, n how many; v values, codes their codes, sum the sum of codes, which is added to. */
 #pragma once
-#include <stdint.h>
 #include <string.h>
 #include "product/integer_product.h"
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-enum { QUAD = 4, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
+enum { QUAD = 4, HEAD_BYTES = 64, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
 static ProductInUse *integer_product;  /* that of `_integer.pyx`, set by `use_product` */
-typedef struct { float scale; int32_t correction; char padding[56]; } RowHead;
 typedef int32_t float_bits __attribute__((may_alias));
 
 /* Return whether the product in use reads wide codes.  The first row of a process selects a product. */
@@ -18,8 +16,6 @@ static inline int reads_wide_codes(void) {
         integer_product->select();
     return integer_product->reads_wide_codes;
 }
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Quantize n values: codes := v / scale, rounded to the nearest even. */
 ALWAYS_INLINE void quantize_values(
@@ -93,8 +89,8 @@ static __attribute__((noinline)) void quantize_row(float *restrict row, const fl
     const float_bits *bits = (const float_bits *) v;
     int32_t largest = 0;
     uint32_t sum = 0;  /* wraps for more than MOST_K codes, where its correction is not read */
-    RowHead *head = (RowHead *) row;
-    int8_t *codes = (int8_t *) (head + 1);
+    Head *head = (Head *) row;
+    int8_t *codes = (int8_t *) row + HEAD_BYTES;
     const ptrdiff_t padded = (n + 63) / 64 * 64;  /* because AMX reads so many */
     float scale;
     for (ptrdiff_t k = 0; k < n; k++) {

@@ -23,9 +23,10 @@ from product.tile cimport LINE_BYTES, LINES
 cdef extern from "product/integer.h":
     enum:
         QUAD  # values of k that are multiplied together
+        HEAD_BYTES  # of a row, in which its Head is first
         READ_PAST  # bytes behind the last panel that AMX may read and multiply with codes of 0
         MOST_K  # values of k whose sum is exact: 255 * 128 * MOST_K < 2^31
-    ctypedef struct RowHead:
+    ctypedef struct Head:
         float scale
         int correction  # -128 times the sum of the codes
     # z [rows,LINES,16] += rows times a panel of so many lines and quads.
@@ -81,7 +82,7 @@ cdef inline int correction(const signed char *codes, Py_ssize_t n) noexcept nogi
 
 cdef inline const signed char *codes_at(const char *row, Py_ssize_t K, Py_ssize_t k) noexcept nogil:
     """Return the address of the codes of a quantized row of K values from k on, in the width that the product reads."""
-    cdef const signed char *codes = <const signed char *> row + sizeof(RowHead)
+    cdef const signed char *codes = <const signed char *> row + HEAD_BYTES
     return codes + code_bytes(K) + 2 * k if integer_product.reads_wide_codes else codes + k
 
 
@@ -100,18 +101,18 @@ cdef inline void add_integer_product(
     cdef const unsigned char *codes = <const unsigned char *> panel
     cdef const char *row = <const char *> a
     cdef Py_ssize_t stride = quantized_row_bytes(K), q, k, n
-    cdef RowHead head
+    cdef Head head
     if K <= MOST_K:
         integer_product.add(z, scales, codes, lines, row, stride, codes_at(row, K, 0), stride, rows, quads_of(K),
                             distance)
         return
     for q in range(rows):  # in pieces of MOST_K values, each with a head of its own
         row = <const char *> a + q * stride
-        head.scale = (<const RowHead *> row).scale
+        head.scale = (<const Head *> row).scale
         k = 0
         while k < K:
             n = min(<Py_ssize_t> MOST_K, K - k)
-            head.correction = correction(<const signed char *> row + sizeof(RowHead) + k, n)
+            head.correction = correction(<const signed char *> row + HEAD_BYTES + k, n)
             integer_product.add(z + q * LINES * LF, scales, codes + k * lines * LF, lines, <const char *> &head,
-                                sizeof(RowHead), codes_at(row, K, k), stride, 1, quads_of(n), 0)
+                                HEAD_BYTES, codes_at(row, K, k), stride, 1, quads_of(n), 0)
             k += n

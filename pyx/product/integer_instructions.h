@@ -2,8 +2,6 @@
    Letters: r a row; g a line of a panel, LINE columns; l a column of a line; q a quad, 4 values of k; v a vector; c a
    chain.  A tile is R rows by N lines or vectors. */
 #pragma once
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include "product/integer_product.h"
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
@@ -33,10 +31,8 @@
    panel [quads][lines][16][4]; a: the codes of rows, `stride` bytes apart */
 #define SUMS_PARAMETERS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \
     const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads
-typedef struct { float scale; int32_t correction; } Head;  /* of a quantized row, or of a piece of one */
 enum { LINE = 16, ROW_SUMS = 4 * LINE };  /* sums of a line, which a quad fills with its codes; sums of a row */
 enum { GROUP_ROWS = 48 };  /* rows of codes whose sums are kept before they go to z */
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Return the head of row r. */
 ALWAYS_INLINE const Head *head_of(const char *heads, ptrdiff_t head_stride, ptrdiff_t r) {

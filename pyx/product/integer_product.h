@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <stdint.h>
 enum { LINE_BYTES = 64 };  /* of a cache line */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+typedef struct { float scale; int32_t correction; } Head;  /* of a quantized row, or of a piece of one */
 
 /* Parameters of a function that adds to z [rows][4 lines of 16] the scales of its row and its column times each sum.
    scales [lines][16], of columns; heads: those of the rows, head_stride bytes apart; may be those of quantized rows;

@@ -302,7 +302,7 @@ MUTANTS = by_name(
         "product/integer.pxd": {
             "integers: where pieces of wide rows begin": {"code_bytes(K) + 2 * k if": "code_bytes(K) + k if"},
             "integers: where pieces of panels begin": {"codes + k * lines * LF": "codes + k * LF"},
-            "integers: the correction of a piece": {"sizeof(RowHead) + k, n": "sizeof(RowHead), n"},
+            "integers: the correction of a piece": {"HEAD_BYTES + k, n": "HEAD_BYTES, n"},
         },
         "product/integer_instructions.h": {
             "integers: rows that end in a tile": {"m = rows < 16 ? rows : 16;": "m = 16;"},
