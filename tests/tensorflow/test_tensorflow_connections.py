@@ -133,6 +133,8 @@ RIGHT = {
                               beside("y", "s", "t", axis="one")],
     "times ones": [*OF_BOTH, MASK, node("s", "Mul", [A, "mask"]), node("t", "Mul", ["mask", "back"]),
                    beside("y", "s", "t")],
+    "plus zeros in the form of a product": [*OF_BOTH, *dense("l", A), node("zeros_like", "ZerosLike", ["l"]),
+                                            node("s", "AddV2", [A, "zeros_like"]), beside("y", "s", "back")],
     "a relu behind": [*OF_BOTH, beside("y", A, "back"), node("z", "Relu", ["y"])],
     "with the input": [*OF_BOTH, beside("y", "x", A, "back"), node("z", "Relu", ["y"])],
     "dense of each, too": [*OF_BOTH, beside("y", A, "back"), *dense("l", A), *dense("r", "back"),

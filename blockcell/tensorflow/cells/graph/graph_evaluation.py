@@ -160,6 +160,8 @@ class GraphEvaluation:
             return canonical(self._read_source(place, node))
         if op.name in _OTHER_NUMBERS:
             raise OtherNumbers(f"the node {node.name!r}, which is a {node.op}")
+        if op.name == "ZerosLike" and isinstance(self._values.get((frame, inputs[0])), UnknownValue):
+            return np.zeros(())  # of some shape, to which it broadcasts
         return self._apply(place, node, op, self._get_all(frame, inputs))
 
     def _apply(self, place: Place, node: Node, op: GraphOp, operands: list[Value]) -> Value:

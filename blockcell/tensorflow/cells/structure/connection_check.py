@@ -393,8 +393,7 @@ class _Trial:
             return False
         if state.ndim == 2 and len(state) > 1 and "B" not in self._fixed:
             self._expect("B", len(state))
-        rows = np.zeros(1) if expected is None else expected
-        return bool(np.isclose(state, rows, rtol=_NEAR, atol=0).all()) if np.ndim(state) == 2 else False
+        return state.ndim == 2 and np.allclose(state, 0.0 if expected is None else expected, rtol=_NEAR, atol=0)
 
     # ------------------------------------------------------------------------------------------ what is made of outputs
     def _merged_forms(self, y: Array, evaluation: GraphEvaluation) -> dict[Place, Form]:
@@ -463,9 +462,8 @@ class _Trial:
                 runs = [self._graph.runs[k] for k, other in self._used.items() if other == name]
                 outputs += [(name, [step.h for step in run.steps], natural) for run in runs]
         for name, starts, natural in outputs:
-            places = islice(chain(starts, self._graph.dependences.reached(starts)), _MOST_OUTPUTS)
             values: dict[Place, Array] = {}
-            for place in places:
+            for place in islice(chain(starts, self._graph.dependences.reached(starts)), _MOST_OUTPUTS):
                 with suppress(UnknownValue):
                     values[place] = evaluation.array(self._graph.frame(place.body), place)
             forwards, backwards = (
