@@ -13,11 +13,13 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < tuple(map(int, "$(OLDES
 .PHONY: help demo test test-all test-peers test-frozen lint docs page bench gpu-check clean
 
 help:  ## lists these targets
-	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1:\2/p' Makefile | awk -F: '{ printf "%-16s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1:\2/p' Makefile | awk -F: '{ printf "%-18s%s\n", $$1, $$2 }'
 
 demo: $(DEMO)  ## trains on handwritten digits, and checks every op against float64
 	$(BIN)/blockcell demo
 
+# pytest has a process for each CPU: more threads of numpy's would take CPUs from each other
+test test-all: export OPENBLAS_NUM_THREADS = 1
 test: $(BUILT)  ## runs the tests, in some minutes
 	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 

@@ -82,6 +82,7 @@ class GraphReader:
         self._inputs: dict[tuple[str, str], NodeInputs] = {}
         self.attrs = lru_cache(_MOST_PARSED)(self._parse_attrs)
         """Returns the attributes of the node at a place; an argument has none."""
+        self.called_functions = lru_cache(_MOST_PARSED)(self._called_functions)
         self._fillings: dict[Place, float | None] = {}
         self._budget = _STEPS * (1000 + sum(map(len, self.bodies.values())))
 
@@ -321,15 +322,14 @@ class GraphReader:
         return [self.function_result(name, place.output) for name in called]
 
     # ------------------------------------------------------------------------------------------------------- functions
-    def called_functions(self, node: Node) -> list[str]:
+    def _called_functions(self, node: Node) -> list[str]:
         """Name the functions that a node calls."""
         if node.op in self.graph.functions:
             return [node.op]
         keys = graph_op(node).function_attributes
         if not keys:
             return []
-        attrs = node.attrs
-        called = [attrs.get(key) for key in keys]
+        called = map(node.attrs.get, keys)
         names = [value.name for value in called if isinstance(value, Called) and value.name in self.graph.functions]
         if len(names) != len(keys):
             raise UnknownValue(f"the node {node.name!r}, which calls a function that is not in the graph")
