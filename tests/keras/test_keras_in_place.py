@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -141,6 +142,13 @@ def test_short_calls_are_left():
 def test_layers_that_are_not_built_are_left():
     model = keras.Sequential([keras.layers.LSTM(3)])
     assert [*replace(model).left.values()] == ["it is not built; call the model once, then replace"]
+
+
+def test_weights_on_a_gpu_stay_there():
+    model = small_model(keras.layers.LSTM(5, name="there"))
+    on_gpu = types.SimpleNamespace(device="cuda:0")
+    model.layers[0].cell.kernel = types.SimpleNamespace(value=on_gpu)
+    assert replace(model).left == {"there": "Keras computes on cuda:0"}
 
 
 @pytest.mark.parametrize("model", [None, object(), np.zeros(3)])

@@ -17,6 +17,7 @@ import pickle
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -685,18 +686,10 @@ class Layers(Process):
 
     steps = st.sampled_from([0, 1, 2, 3, 6, 9])
     masks = st.sampled_from([None, None, "zero", "repeat"])
+    arguments: ClassVar = {"seed": SEEDS, "T": steps, "B": BATCHES, "mask": masks}
+    arguments |= dict.fromkeys(["state", "lengths", "reset", "batch_first"], st.booleans())
 
-    @rule(
-        seed=SEEDS,
-        T=steps,
-        B=BATCHES,
-        form=forms,
-        state=st.booleans(),
-        lengths=st.booleans(),
-        reset=st.booleans(),
-        mask=masks,
-        batch_first=st.booleans(),
-    )
+    @rule(form=forms, **arguments)
     def call(self, seed, T, B, form, state, lengths, reset, mask, batch_first):
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
         if self.scheme:
@@ -715,16 +708,7 @@ class Layers(Process):
         assert same((swapped(y, batch_first), last), expected)
 
     @is_not_quantized
-    @rule(
-        seed=SEEDS,
-        T=steps,
-        B=BATCHES,
-        state=st.booleans(),
-        lengths=st.booleans(),
-        reset=st.booleans(),
-        mask=masks,
-        batch_first=st.booleans(),
-    )
+    @rule(**arguments)
     def forward(self, seed, T, B, state, lengths, reset, mask, batch_first):
         """The model is time first."""
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
