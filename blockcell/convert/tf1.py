@@ -52,7 +52,7 @@ _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' n
         "b_hc": ("candidate/hidden_projection/bias",),
     },
     "LSTM": {
-        "w_p": ("projection/kernel", "projection/weights", "W_P_0"),
+        "w_p": ("projection/kernel", "projection/weights", "W_P_0"),  # before w, whose endings these have, too
         "b_p": ("projection/bias", "projection/biases"),  # of another layer: LSTMCell has none
         "w": ("kernel", "weights", "W_0", "Linear/Matrix"),
         "b": ("bias", "biases", "B", "Linear/Bias"),
