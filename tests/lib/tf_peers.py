@@ -194,6 +194,8 @@ class Cell:
         self.size = 2.5 * max(self.H, self.units, self.I) ** 0.5  # so that none of them grows without end
         self.peephole, self.forget = bool(g.integers(2)), float(g.choice([0, 0.5, 1]))
         self.clip, self.proj_clip = (float(g.choice([0, size])) for size in (0.25, 0.125))
+        if drawn["activation"] == "exponential":  # which grows without end where nothing clips it
+            self.clip = 0.25
 
     def start(self, fed):
         """Draw the first state: zeros, constants, variables or what is fed; set `begins`. `fed` tells the batch."""
