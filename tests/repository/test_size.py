@@ -12,7 +12,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "blockcell/convert": 6204,
     "blockcell/tensorflow": 8018,
     "onnx_export": 5500,
-    "tests": 42815,
+    "tests": 42827,
     "tools": 3735,
     "benchmarks": 3790,
     "examples": 2870,
