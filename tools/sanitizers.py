@@ -5,7 +5,7 @@
 
 A copy of the checkout in build/ is built with the sanitizers, for every CPU level.  Faults are planted there, each of
 which must be found, or nothing would be learned; then the tests run, where nothing may be found.  Every barrier is such
-a fault: ThreadSanitizer must see when any one of them is left out.
+a fault: ThreadSanitizer must see when any one of them is left out, but for those in SPARE.
 
 Run by `make test-all`, by CI weekly, and by hand after a change of native code.  `threads` takes a quarter of an hour
 to half an hour on two cores, and `memory`, whose sanitizer slows most tests of native code down, 40 to 70 minutes.

@@ -1,4 +1,4 @@
-"""Convert weights from and to Keras, PyTorch, ONNX and TensorFlow 1.
+"""Convert weights from and to Keras, PyTorch and ONNX, and from TensorFlow 1.
 
 None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. If the other side
 cannot express a layer, a `ConversionError` names the reason and a remedy. `from_keras`, `from_torch` and `from_onnx`
