@@ -442,12 +442,12 @@ DRAWN = ("plain_rnn", "keras_rnn", "active_lstm", "coupled_lstm", "projected", "
 """Those that draw their activations."""
 BAD = {
     "layer_norm": "layer normalization",
-    "swish": "makes a swish, which is no activation of layers",
-    "swish_rnn": "makes a swish, which is no activation of layers",
-    "mixed": "goes through a tanh, and what is added up to it through",
+    "swish": "is no RNN, LSTM or GRU",
+    "swish_rnn": "is no RNN, LSTM or GRU",
+    "mixed": "its cell state is not what the block cells have",
     "mixed_gates": "have different activations",
-    "sru": "it is an SRU or one like it, whose state goes into no product",
-    "ugrnn": "it has no reset gate",
+    "sru": "which is a Split, is not what a GRU has there",
+    "ugrnn": "which is a Tanh, is not what a GRU has there",
     "zoneout": "its (cell )?state is not (its output|that) of the step before",
     "random_zoneout": "it changes its state at random|its state is kept at random, by the node",
     "minimal": "is no RNN, LSTM or GRU",

@@ -305,7 +305,7 @@ MUTANTS = by_name(
             "integers: the correction of a piece": {"HEAD_BYTES + k, n": "HEAD_BYTES, n"},
         },
         "product/integer_instructions.h": {
-            "integers: rows that end in a tile": {"m = rows < 16 ? rows : 16;": "m = 16;"},
+            "integers: rows of the second tile": {"rows -= m, sums += m * ROW_SUMS": "rows -= m, sums += ROW_SUMS"},
             "integers: a last line of half lines": {
                 "TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES,": "TILE(3, 2, sums + g * LINE, panel,",
             },

@@ -46,4 +46,4 @@ def test_random_models(keras, case, tmp_path, seed):
     drawn, verdicts = run_case(keras, seed, case, tmp_path)
     for verdict, reason in verdicts.values():
         assert verdict == ("refused" if drawn.refused else "right"), reason
-        assert verdict == "right" or "activation" in reason
+        assert verdict == "right" or "activation" in reason or "is no RNN, LSTM or GRU" in reason
