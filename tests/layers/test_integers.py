@@ -51,12 +51,12 @@ def test_sums_are_exact(K, way):
     """Integers for weights and inputs: all scales are 1, and y is the sum of int64 in float32."""
     rng = np.random.default_rng(K)
     w = rng.integers(-127, 128, (K, 70)).astype(F32)
-    x = rng.integers(-127, 128, (9, 1, K)).astype(F32)
+    x = rng.integers(-127, 128, (50, 1, K)).astype(F32)  # rows of several tiles
     w[:1], x[:, :, :1] = 127, 127
     y, _ = Dense(w, np.zeros(70, F32)).quantize("int8")(x)
     rows, columns = x[:, 0].astype(np.int64), w.astype(np.int64)
     assert np.array_equal(y[:, 0], (rows @ columns).astype(F32))
-    assert np.array_equal(y[:, 0], add_product_in_integers(np.zeros((9, 70)), rows, columns, np.ones(70)))
+    assert np.array_equal(y[:, 0], add_product_in_integers(np.zeros((50, 70)), rows, columns, np.ones(70)))
 
 
 @pytest.mark.parametrize("K", [70, 1030])

@@ -380,6 +380,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "stored": (STORED, "test_calls and base"),
     "rounded": ("tests/layers/test_quantization.py", "definition or again or scales or largest or cannot or base"),
     "rows of a stream": ("tests/layers/test_stream_rows.py", "alone or wrong or base"),
+    "integers: rows": (INTEGERS, "exact or v3"),  # at base twelve rows at most are multiplied at once
     "integers": (INTEGERS, "exact or formulas or finite or base"),
     "panels of two": ("tests/kernels/test_order.py", "test_forward and float32 and v4"),
     "gates that share lines are taken apart in": (
