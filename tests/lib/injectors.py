@@ -71,7 +71,7 @@ class Interrupts:
     CHECKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
     def arm(self, n: int) -> None:
-        self.left, self.before, self.tracer = n, {}, sys.gettrace()  # type: ignore[var-annotated]
+        self.left, self.before = n, {}  # type: ignore[var-annotated]
         sys.settrace(self.trace)
 
     def trace(self, frame: Any, event: str, arg: Any) -> Any:
@@ -88,7 +88,7 @@ class Interrupts:
         return self.trace
 
     def disarm(self) -> bool:
-        sys.settrace(self.tracer)
+        sys.settrace(None)
         self.before = {}
         return self.left == 0
 
