@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,8 +146,7 @@ def test_layers_that_are_not_built_are_left():
 
 def test_weights_on_a_gpu_stay_there():
     model = small_model(keras.layers.LSTM(5, name="there"))
-    on_gpu = types.SimpleNamespace(device="cuda:0")
-    model.layers[0].cell.kernel = types.SimpleNamespace(value=on_gpu)
+    model.layers[0].cell.kernel = SimpleNamespace(value=SimpleNamespace(device="cuda:0"))
     assert replace(model).left == {"there": "Keras computes on cuda:0"}
 
 
