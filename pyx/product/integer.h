@@ -6,7 +6,7 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
-enum { QUAD = 4, HEAD_BYTES = 64, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
+enum { QUAD = 4, HEAD_BYTES = LINE_BYTES, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
 static ProductInUse *integer_product;  /* that of `_integer.pyx`, set by `use_product` */
 typedef int32_t float_bits __attribute__((may_alias));
 
